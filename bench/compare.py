@@ -99,7 +99,6 @@ def compare(workload: str, peers: list[str], repeats: int, cores: int) -> list[R
         tell(f"{workload}: coterie: building and warming up")
         entrants = [*ours(workload, cores), *entrants]
         tell(f"{workload}: timing")
-        stack.enter_context(settings(keep_memory=True))  # as a run of ours sets it
         times = take_turns(entrants, repeats)
     return [*rows(workload, entrants, times), *absent]
 

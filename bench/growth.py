@@ -14,7 +14,7 @@ from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
 from coterie.core.algorithm import AnyAlgorithm
 from coterie.engines import EngineSettings, Length, make_engine
-from coterie.engines.process import of_engine, settings
+from coterie.engines.process import settings, threads_of
 from coterie.training.rounds import train
 from timing import WARM, rounds_timed, tell, watched
 from workloads import GREY, Workload
@@ -60,7 +60,7 @@ def _cost(method: str, registered: int, clients: int, device: torch.device, repe
     share, rounds = clients / registered, WARM + repeats
     on = work.simulation(device)
     engine = make_engine(EngineSettings(), on.problem, on.shards, Length(LONG))
-    with settings(**of_engine(engine.choice, device)), watched(device) as peak:
+    with settings(threads=threads_of(engine.choice)), watched(device) as peak:
         records = train(
             work.method,
             on.problem,

@@ -101,8 +101,7 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
             field[name] = contestant(name, start)
         except FAILURES as error:
             failed[name] = Lap(failed=reason(error))
-    with settings(keep_memory=device.type == "cpu"):
-        laps = race(field, device, repeats, lambda line: tell(f"{work.name}: {line}"))
+    laps = race(field, device, repeats, lambda line: tell(f"{work.name}: {line}"))
     return cost, {**laps, **failed}
 
 
@@ -126,7 +125,7 @@ def _round_of(backend: Backend, start: Steady) -> Callable[[], None]:
 
 def words(choice: dict[str, object]) -> str:
     """What an engine or the plain loop chose."""
-    told = (f"{key} {value}" for key, value in choice.items() if key not in ("compiler", "kernels"))
+    told = (f"{key} {value}" for key, value in choice.items() if key != "compiler")
     return ", ".join(told)
 
 

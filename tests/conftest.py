@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import OPEN, WORKER
+from support import OPEN
 
 torch.set_num_threads(1)
 
@@ -49,14 +49,7 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[float], None
 
 @pytest.fixture(autouse=True)
 def _closed_engines() -> Iterator[None]:
-    """Engines of a test end with it: some have processes."""
+    """Engines of a test end with it: some have files."""
     yield
     while OPEN:
         OPEN.pop().close()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _closed_worker() -> Iterator[None]:
-    """The wire engine's process ends with the session."""
-    yield
-    WORKER.close()

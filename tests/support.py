@@ -1,7 +1,6 @@
 """Small federations and runs that many tests share."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from coterie.data.simulation import Simulation, simulate
 from coterie.engines import EngineSettings, Length, make_engine
 from coterie.engines.loop import LoopBackend
 from coterie.engines.vmap import VmapBackend, compiler
-from coterie.engines.wire import WireEngine, Worker
 from coterie.training.rounds import Record, train
 
 with_a_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")
@@ -35,7 +33,6 @@ METHODS: dict[str, Callable[[], AnyAlgorithm]] = {
 }
 
 OPEN: list[Any] = []  # engines of this test
-WORKER = Worker()
 RAGGED = (31, 17, 24, 9, 40)  # no two alike, one shorter than a batch of 10
 RECIPE = Recipe(lr=0.1, epochs=2, batch=10, momentum=0.5, weight_decay=1e-3)
 
@@ -111,16 +108,10 @@ def task(
     )
 
 
-def engine_of(
-    name: str, on: Simulation, *, rounds: int = 1, folder: Path | None = None, **options: Any
-) -> Any:
+def engine_of(name: str, on: Simulation, *, rounds: int = 1, **options: Any) -> Any:
     """An engine for a simulation; it is closed when the test ends."""
-    made: Any
-    if name == "wire":  # one process for all tests: it starts slowly
-        made = WireEngine(on.shards, threads=options.get("threads"), worker=WORKER)
-    else:
-        settings = EngineSettings(name, **options)
-        made = make_engine(settings, on.problem, on.shards, Length(rounds), folder=folder)
+    settings = EngineSettings(name, **options)
+    made: Any = make_engine(settings, on.problem, on.shards, Length(rounds))
     OPEN.append(made)
     return made
 

@@ -1,18 +1,31 @@
 """Adaptation after any method."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie.adapt import ADAPTATIONS, Adapted, Distill, ElasticWeights, FineTune, FreezeBase
+import coterie
+from coterie.adapt import (
+    ADAPTATIONS,
+    Adapted,
+    Distill,
+    ElasticWeights,
+    FineTune,
+    FreezeBase,
+    NearestNeighbours,
+)
 from coterie.adapt.ewc import consolidate, drawn, fisher, strength
 from coterie.adapt.ft import top_layer
 from coterie.adapt.kd import Terms, combine, descent, distillation, divergence, step_share
+from coterie.adapt.knn import Datastore, answered, said
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.fedprox import proximal
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
@@ -21,7 +34,7 @@ from coterie.core.flat import FlatModel
 from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation
 from coterie.data.partition import PARTITIONS, federate, hold_aux
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, StoreError
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import load
 from support import (
@@ -47,8 +60,9 @@ def with_aux(share=0.3):
 # ---- any adaptation ------------------------------------------------------------------------------
 
 
+TRAINED = {name: kind for name, kind in ADAPTATIONS.items() if name != "knn"}
 VARIANTS = [
-    *(adaptation() for adaptation in ADAPTATIONS.values()),
+    *(adaptation() for adaptation in TRAINED.values()),
     *(ElasticWeights(lam=20.0, fisher_kind=kind, fisher_data="client_train") for kind in KINDS),
     *(ElasticWeights(lam=20.0, fisher_kind=kind, fisher_data="aggregate") for kind in KINDS),
     *(ElasticWeights(lam=20.0, fisher_kind=kind, fisher_data="server_aux") for kind in KINDS),
@@ -80,7 +94,7 @@ def test_adapting_leaves_the_run_bit_identical(adaptation):
     assert not torch.equal(predictors(adapted).models, predictors(plain).models)
 
 
-@pytest.mark.parametrize("adaptation", [kind(epochs=0) for kind in ADAPTATIONS.values()])
+@pytest.mark.parametrize("adaptation", [kind(epochs=0) for kind in TRAINED.values()])
 def test_no_epochs_are_no_adaptation(adaptation):
     algorithm = Adapted(FedAvg(), adaptation)
     found = predictors(last(algorithm, task(algorithm))).models
@@ -88,7 +102,7 @@ def test_no_epochs_are_no_adaptation(adaptation):
 
 
 @pytest.mark.parametrize("method", [Scaffold(), FedAMP(), Local()])
-@pytest.mark.parametrize("name", ADAPTATIONS)
+@pytest.mark.parametrize("name", TRAINED)
 def test_any_method_can_be_adapted(method, name):
     algorithm = Adapted(method, ADAPTATIONS[name]())
     found = predictors(last(algorithm, task(algorithm), rounds=2)).models
@@ -520,3 +534,63 @@ def test_a_tied_weight_belongs_to_the_head():
     assert top_layer(model) == "3"
     assert len(model.positions(["3"])) == 6 * 4 + 6
     assert torch.equal(model.positions(["0"]), torch.arange(24))
+
+
+# ---- nearest neighbours --------------------------------------------------------------------------
+
+
+def scored(algorithm, engine="loop"):
+    return last(algorithm, task(algorithm, merge=False), engine, rounds=2, metric="log_loss")
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedEM()], ids=repr)
+def test_engines_agree_on_what_neighbours_say(method):
+    algorithm = Adapted(method, NearestNeighbours())
+    reference = scored(algorithm)
+    for engine in ("vmap", "wire"):
+        other = scored(algorithm, engine)
+        assert other.evaluation.test == pytest.approx(reference.evaluation.test, rel=1e-6)
+        assert_close(predictors(other).models, predictors(reference).models)
+    assert (reference.evaluation.test != scored(method).evaluation.test).any()
+
+
+def test_a_share_of_zero_is_the_model():
+    found, plain = scored(Adapted(FedAvg(), NearestNeighbours(share=0.0))), scored(FedAvg())
+    assert np.array_equal(found.evaluation.test, plain.evaluation.test)
+    assert torch.equal(predictors(found).models, predictors(plain).models)
+
+
+def test_the_chosen_share_is_the_best_on_validation_data():
+    on = task(FedAvg(), merge=False)
+    client = one_client(on, 1)
+    w = client.train(on.problem.start)
+    memory = NearestNeighbours(k=3).memory(client, w)
+    (block,) = client.blocks("val")
+    by_share = []
+    for share in torch.linspace(0, 1, 11, dtype=w.dtype):
+        p = answered(client.model, w, block.x, memory._replace(share=share), False)
+        by_share.append(float(F.nll_loss(p.clamp(min=1e-7).log(), block.y)))
+    assert by_share.index(min(by_share)) == round(10 * float(memory.share))
+
+
+def test_neighbours_answer_as_the_formula_says():
+    """A slow double loop; padding never answers, and k may exceed the number of samples."""
+    rng = torch.Generator().manual_seed(0)
+    keys, x = (torch.randn(n, 4, generator=rng, dtype=torch.float64) for n in (7, 5))
+    y, held = torch.arange(7) % 3, torch.tensor([1.0] * 5 + [0.0] * 2)
+    for k in (1, 3, 9):
+        memory = Datastore(keys, F.one_hot(y, 3).double(), held, torch.tensor(k), torch.tensor(1.0))
+        for row, point in zip(said(memory, x), x, strict=True):
+            near = sorted((float((point - keys[i]).norm()), int(y[i])) for i in range(5))[:k]
+            expected = [sum(math.exp(-d) for d, c in near if c == which) for which in range(3)]
+            assert_close(row, torch.tensor(expected, dtype=torch.float64) / sum(expected), 1e-9)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"adapt": "knn"}, {"set": {"algorithm.fedavg.adapt.name": "knn"}}]
+)
+def test_a_model_without_its_neighbours_is_not_handed_out(asked):
+    config = {"partition": {"name": "iid", "clients": 2}, "model": {"name": "linear"}}
+    run = coterie.run(config, method="fedavg", rounds=1, engine="loop", **asked)
+    with pytest.raises(StoreError, match="their own samples beside the model"):
+        run.predictor(0)

@@ -128,7 +128,7 @@ def test_a_probe_is_short_unless_its_caller_says_otherwise(tmp_path, monkeypatch
     assert probe_config(None, seeds=2).seeds == (0, 1)
     assert probe_config({"run": {"out": "mine"}}).run.out is None
     with pytest.raises(ConfigError, match="stay at the sites"):
-        probe_config(None, engine="wire")
+        probe_config(None, federation=tmp_path)
     for given in ({"methods": ["fedavg"]}, {"method": "fedavg"}, {"adapt": "ft"}):
         with pytest.raises(ConfigError, match="probe"):
             probe_config(None, **given)

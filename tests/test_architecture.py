@@ -31,7 +31,7 @@ LAYERS = (
     {"deploy"},
     {"api", "testing"},
     {"commands"},
-    {"studies", "advising", "attacking", "onboarding", "diagnosis"},
+    {"studies", "advising", "attacking", "onboarding", "diagnosis", "estimator"},
     {"cli"},
     {"__init__", "__main__"},  # the public names, imported when they are first used
 )

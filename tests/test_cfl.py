@@ -1,5 +1,6 @@
 """CFL: the cut, the thresholds, and clusters that stay clusters of clients."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.algorithms.cfl import CFL, bipartition, merged, opposed
+from coterie.algorithms.cfl import CFL, bipartition, merged
+from coterie.algorithms.cfl_mean import CFLMean, opposed
 from coterie.algorithms.fedavg import Update
 from coterie.core.mixing import cosines
 from coterie.core.optim import Recipe
@@ -134,7 +136,7 @@ def test_noise_around_a_resting_average_is_not_two_groups(n, seed):
     """Changes without a common direction, of which nothing is left on average."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(n, 100, generator=generator, dtype=torch.float64)
-    S, usual = cosines(noise - noise.mean(0)), CFL()
+    S, usual = cosines(noise - noise.mean(0)), CFLMean()
     assert not opposed(S, bipartition(S), usual.allies, usual.gap)
 
 
@@ -171,10 +173,10 @@ OPPOSITE = unit(0, 180, 5, 175, 2, 178)  # odd and even clients pull against eac
 
 @pytest.mark.parametrize("linkage", ["single", "complete"])
 @pytest.mark.parametrize(
-    "mode", [{}, {"eps_mode": "relative"}, {"eps_mode": "absolute", "eps1": 0.4, "eps2": 0.9}]
+    "method", [CFL(), CFL(eps_mode="absolute", eps1=0.4, eps2=0.9), CFLMean()], ids=str
 )
-def test_opposite_groups_split_exactly(linkage, mode):
-    server = served(CFL(linkage=linkage, **mode), OPPOSITE, rounds=1)
+def test_opposite_groups_split_exactly(linkage, method):
+    server = served(replace(method, linkage=linkage), OPPOSITE, rounds=1)
     assert clusters(server) == {frozenset([0, 2, 4]), frozenset([1, 3, 5])}
 
 
@@ -203,7 +205,7 @@ FOUR = torch.cat([FOUR, torch.tensor([[3.0], [3], [3], [3], [-3], [-3], [-3], [-
 
 @pytest.mark.parametrize("linkage", ["single", "complete"])
 def test_ids_survive_the_second_split(linkage):
-    method = CFL(linkage=linkage)
+    method = CFLMean(linkage=linkage)
     first = served(method, FOUR.double(), rounds=1)
     assert clusters(first) == {frozenset([0, 2, 4, 6]), frozenset([1, 3, 5, 7])}
     # each half now disagrees within itself: only the angle is left
@@ -242,12 +244,13 @@ def test_clusters_are_always_disjoint_and_cover_everybody(n, seed):
     ("method", "directions"),
     [
         (CFL(), unit(0, 10, 20, 30)),  # all agree
-        (CFL(), unit(0, 20, 80, 100)),  # two groups that still pull together
-        (CFL(), unit(0, 120, 240)),  # everybody pulls apart, nobody has an ally
+        (CFLMean(), unit(0, 10, 20, 30)),
+        (CFLMean(), unit(0, 20, 80, 100)),  # two groups that still pull together
+        (CFLMean(), unit(0, 120, 240)),  # everybody pulls apart, nobody has an ally
         (CFL(t_min=9), OPPOSITE),  # too early
         (CFL(), OPPOSITE[:2]),  # two are not a cluster to split
         (CFL(eps2=1.1), OPPOSITE),  # at rest
-        (CFL(eps_mode="relative"), unit(0, 10, 100, 110)),  # the average still moves
+        (CFL(), unit(0, 10, 100, 110)),  # the average still moves
         (CFL(eps_mode="absolute", eps1=0.4, eps2=1.6), OPPOSITE),  # public numbers, small updates
     ],
 )
@@ -256,10 +259,9 @@ def test_what_does_not_split(method, directions):
 
 
 def test_thresholds_are_in_units_of_the_first_round():
-    relative = CFL(eps_mode="relative")
     for scale in (1e-4, 1.0, 1e4):
-        assert len(served(relative, scale * OPPOSITE, rounds=1).models) == 3
-        assert len(served(CFL(), scale * OPPOSITE, rounds=1).models) == 3
+        for method in (CFL(), CFLMean()):
+            assert len(served(method, scale * OPPOSITE, rounds=1).models) == 3
     server = served(CFL(t_min=99), OPPOSITE, rounds=1)
     assert server.scale == pytest.approx(1.0)
 
@@ -355,7 +357,7 @@ def test_hidden_groups_of_digit_clients_are_found_and_a_single_group_is_not_spli
         )
         engine, rounds = engine_of("vmap", on), 16
         *_, record = train(
-            CFL(), on.problem, engine, rounds, participation=participation, evaluate_every=99
+            CFLMean(), on.problem, engine, rounds, participation=participation, evaluate_every=99
         )
         return record
 
@@ -366,7 +368,7 @@ def test_hidden_groups_of_digit_clients_are_found_and_a_single_group_is_not_spli
 
 
 def test_eps1_zero_is_fedavg_and_the_default_is_not():
-    never, usual = CFL(eps_mode="absolute", eps1=0.0), CFL(t_min=1)
+    never, usual = CFL(eps1=0.0), CFL(eps1=1.0, t_min=1)
     a, b = (
         predictors(last(m, task(m), rounds=4, participation=1.0)).models for m in (never, usual)
     )

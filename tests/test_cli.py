@@ -223,12 +223,12 @@ def test_a_runs_own_config_gives_the_same_models_again(command, work):
 
 def test_options_and_set_reach_the_config(command, work):
     options = ["--epochs", "2", "--batch", "8", "--lr", "0.02", "--set", "train.momentum=0.5"]
-    fields = ["--set", "algorithm.sigma=auto", "--set", "model.hidden=[6]"]
+    fields = ["--set", "algorithm.sigma=3.0", "--set", "model.hidden=[6]"]
     command("run", "--rounds", "1", "--method", "fedamp", *options, *fields, "--out", "mine")
     found = json.loads((work / "mine/config.json").read_text())
     train = found["train"]
     assert (train["epochs"], train["batch"], train["lr"], train["momentum"]) == (2, 8, 0.02, 0.5)
-    assert found["algorithm"]["fedamp"]["sigma"] == "auto"
+    assert found["algorithm"]["fedamp"]["sigma"] == 3.0
     assert found["model"]["hidden"] == [6]
     assert found["resolved"]["engine"] == found["engine"]["name"] != "auto"
 
@@ -321,7 +321,7 @@ REFUSED = [
     (["--method", "fedfom"], "did you mean 'fedfomo'?"),
     (["--data", "digts"], "did you mean 'digits'?"),
     (["--data", "sites.csv"], "sites.csv"),
-    (["--model", "fomo_code_cnn"], "needs images"),
+    (["--data", "sine", "--model", "lenet5"], "needs images"),
     (["--model", "no.such:Net"], "cannot be imported"),
     (["--device", "tpu"], "expected cpu, cuda or cuda:N"),
     (["--device", "cuda:99"], "torch sees"),

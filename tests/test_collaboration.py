@@ -149,13 +149,13 @@ LAWS = {
         FedAMP(sigma=2.0, alpha=0.3, alpha_gamma=0.5, alpha_every=1),
         a_mix_of_what_was_there,
     ),
-    "fedamp, median": (FedAMP(sigma="median", mass=0.8), a_mix_of_what_was_there),
     "heurfedamp": (HeurFedAMP(), a_mix_of_what_was_there),
     "heurfedamp, printed": (HeurFedAMP(sigma=50.0), a_mix_of_what_was_there),
     "fedfomo": (METHODS["fedfomo"](), fomo_mix),
     "fedfomo_ma": (METHODS["fedfomo_ma"](), average_mix),
     "federico": (METHODS["federico"](), peers_weights),
     "cfl": (METHODS["cfl"](), cluster_average),
+    "cfl_mean": (METHODS["cfl_mean"](), cluster_average),
     "ifca": (IFCA(), choice_average),
     "ifca, redraw": (IFCA(start="redraw", k=2, min_share=0.0), choice_average),
     "pfedgraph": (METHODS["pfedgraph"](), graph_mixture),
@@ -163,6 +163,7 @@ LAWS = {
     "fedcollab": (METHODS["fedcollab"](), coalition_average),
     "cobo": (METHODS["cobo"](), pull_of_others),
     "waffle": (METHODS["waffle"](), requesters_average),
+    "waffle_stable": (METHODS["waffle_stable"](), requesters_average),
     "erosion": (METHODS["erosion"](), requesters_average),
 }
 

@@ -3,13 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.func import grad, vmap
 
 from coterie.compiled.executor import Allocator, Executor
 from coterie.compiled.kernels import convolve, max_pool
-from coterie.compiled.trace.cpp_writer import Memory, assign_offsets
 from coterie.core.calls import COMPILED, REPLAYED, scan
 from support import assert_close, with_a_compiler
 
@@ -187,30 +184,6 @@ def test_layers_need_no_compiler(named_compiler):
     x, w = numbers(0, 2, 2, 11, 13), numbers(1, 3, 2, 3, 3)
     assert_close(convolve(x, w, (1, 1), (1, 1)), F.conv2d(x, w, None, 1, 1))
     assert_close(max_pool(x, 2), F.max_pool2d(x, 2))
-
-
-spans = st.lists(
-    st.tuples(st.integers(1, 300), st.integers(0, 20), st.integers(0, 10), st.booleans()),
-    max_size=12,
-)
-
-
-@given(spans)
-def test_memory_that_is_needed_at_once_is_apart(spans):
-    memories = [
-        Memory(f"t{i}", size, torch.float32, first, first + more)
-        for i, (size, first, more, _) in enumerate(spans)
-    ]
-    always = {m.name for m, (*_, kept) in zip(memories, spans, strict=True) if kept}
-    places, whole = assign_offsets(memories, always)
-    for i, a in enumerate(memories):
-        assert places[a.name] % 64 == 0
-        assert places[a.name] + a.size <= whole
-        for b in memories[:i]:
-            both = a.first < b.last and b.first < a.last
-            if both or {a.name, b.name} & always:
-                begin, end = places[a.name], places[a.name] + a.size
-                assert end <= places[b.name] or places[b.name] + b.size <= begin
 
 
 # ---- buffers ------------------------------------------------------------------------------------

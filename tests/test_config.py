@@ -286,7 +286,7 @@ FAULTS = [
     ("[algorithm]\nepsilon = 0.1", "algorithm.epsilon: no method is named here"),
     (
         "[algorithm.fedamp]\nsigma = 'wide'",
-        "found 'wide'; expected a number above 0 and at most 1e9, or 'auto'",
+        "found 'wide'; expected a number above 0 and at most 1e9, or 'median'",
     ),
     ("[algorithm.fedfomo]\ndownloads = true", "found True; expected a whole number"),
     ("[algorithm.fedfomo]\nepsilon = nan", "algorithm.fedfomo.epsilon: found nan"),

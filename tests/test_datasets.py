@@ -324,24 +324,6 @@ def test_broken_pickles_are_refused(content):
         images.loads(content, "batch")
 
 
-def test_png_mosaics_are_read(tmp_path):
-    imagecodecs = pytest.importorskip("imagecodecs")
-    images = np.random.default_rng(3).integers(0, 256, (6, 32, 32, 3)).astype(np.uint8)
-    for name, rows in (
-        ("data_batch_1", slice(0, 2)),
-        ("data_batch_2", slice(2, 4)),
-        ("test_batch", slice(4, 6)),
-    ):
-        png = imagecodecs.png_encode(images[rows].reshape(2, 1024, 3))
-        (tmp_path / f"{name}.png").write_bytes(png)
-    (tmp_path / "train_lables.json").write_text("[0, 1, 2, 3]")
-    (tmp_path / "test_lables.json").write_text("[4, 5]")
-    data = load(str(tmp_path))
-    assert np.array_equal(data.x, images.transpose(0, 3, 1, 2))
-    assert data.y.tolist() == [0, 1, 2, 3, 4, 5]
-    assert data.name == "cifar10"
-
-
 # npz
 
 

@@ -10,11 +10,9 @@ from torch import nn
 
 import coterie
 from coterie.algorithms.fedavg import FedAvg
-from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
-from coterie.core import tree
 from coterie.core.tree import Bank, count_bytes, row
-from coterie.engines import ENGINES, EngineSettings, Length, auto, process
+from coterie.engines import EngineSettings, Length, auto, process
 from coterie.engines.auto import PROBE_STEPS, Candidate, Tracing, forms
 from coterie.engines.base import Work
 from coterie.engines.codec import Message, decode, encode, vocabulary
@@ -220,10 +218,11 @@ def test_auto_falls_back_to_the_loop_where_vmap_cannot():
     assert engine_of("auto", task(Local(), Unbatchable), rounds=10**6).choice["engine"] == "loop"
 
 
-def test_chunks_fit_the_memory_budget():
+def test_chunks_fit_the_memory_budget(monkeypatch):
     on = task(Local())
     one = process.footprint(work(on))
-    assert engine_of("vmap", on, memory_mib=1).choice["chunk"] == max(1, min(20, 2**20 // one))
+    monkeypatch.setattr(process, "_budget", lambda device: 1)
+    assert engine_of("vmap", on).choice["chunk"] == max(1, min(20, 2**20 // one))
     assert engine_of("vmap", on, chunk=3).choice["chunk"] == 3
 
 
@@ -234,20 +233,6 @@ def test_a_full_gpu_is_an_error_that_says_what_to_do(monkeypatch):
     monkeypatch.setattr(LoopBackend, "compute", full)
     with pytest.raises(EngineError, match=r"full \(CUDA out of memory\); compute fewer clients"):
         coterie.run(method="local", rounds=1, set={"engine.name": "loop"})
-
-
-HERE = [name for name in ENGINES if name not in ("ray", "remote")]  # these need more than here
-
-
-@pytest.mark.parametrize("engine", HERE)
-def test_state_may_stay_in_host_memory(engine):
-    method = FedFomo()
-    on = task(method)
-    *_, record = train(method, on.problem, engine_of(engine, on, state="host"), 3)
-    made = engine_of(engine, on, state="host")
-    list(train(Local(), on.problem, made, 1))
-    assert all(leaf.device.type == "cpu" for leaf in tree.leaves(made.snapshot()))
-    assert_close(predictors(record).models, predictors(last(method, on, participation=1.0)).models)
 
 
 def test_an_unknown_engine_is_named():

@@ -5,11 +5,13 @@ import itertools
 import pytest
 import torch
 
+import coterie
 from coterie.algorithms.fedavg import FedAvg
-from coterie.algorithms.fedcollab import FedCollab, coalitions, error
+from coterie.algorithms.fedcollab import UNFIT, FedCollab, coalitions, error
 from coterie.algorithms.local import Local
 from coterie.errors import ConfigError
 from coterie.training.rounds import train
+from coterie.views.page import page
 from support import (
     assert_close,
     backend_of,
@@ -138,6 +140,27 @@ def test_a_method_that_sends_a_choice_of_models_is_refused(inside):
     method = FedCollab(inside=inside)
     with pytest.raises(ConfigError, match="a choice of models"):
         method.check(task(method).problem, 3)
+
+
+def test_the_coalitions_are_on_the_page_and_in_the_json():
+    """By the clients' names, as the last line of the run has them."""
+    asked = {"partition": {"clients": 4, "groups": 2}, "model": {"name": "linear"}}
+    asked["algorithm"] = {"fedcollab": {"divergence": "updates"}}
+    data = {"data": {"name": "digits"}, "engine": {"name": "loop"}}
+    asked["partition"]["name"] = "concept_shift"
+    found = coterie.compare({**asked, **data}, methods=["fedcollab"], rounds=3)
+    (run,) = found.of_method("fedcollab")
+    (formed,) = found.to_dict()["coalitions"].values()
+    numbers = [next(i for i, some in enumerate(formed) if c in some) for c in run.roster.clients]
+    assert numbers == run.lines[-1]["coalition"]
+    told = "; ".join(", ".join(some) for some in formed)
+    assert f"formed before training: {told}." in page(found)
+
+
+@pytest.mark.parametrize("inside", sorted(UNFIT))
+def test_a_method_that_cannot_train_a_coalition_says_why(inside):
+    with pytest.raises(ConfigError, match=UNFIT[inside]):
+        FedCollab(inside=inside)
 
 
 def test_a_method_that_does_not_exist_is_refused():

@@ -98,12 +98,6 @@ def test_kernels_in_float32_give_what_the_reference_gives(name):
     assert not slower(engine)
 
 
-def test_state_may_stay_in_host_memory():
-    on = task(Local(), device="cuda")
-    *_, record = train(Local(), on.problem, engine_of("vmap", on, state="host"), 3)
-    assert record.states.w.device.type == "cpu"
-
-
 def test_auto_chooses_on_a_gpu():
     assert engine_of("auto", task(Local(), device="cuda")).choice["engine"] in ("vmap", "loop")
 

@@ -7,7 +7,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, vmap
 
 from coterie.compiled import kernels
-from coterie.compiled.kernels import ManyClients, convolve, group_norm, max_pool, native
+from coterie.compiled.kernels import ManyClients, convolve, max_pool, native
 from support import assert_close, with_a_compiler
 
 # channels, filters, image, filter's size, stride, padding
@@ -183,75 +183,6 @@ def test_layers_are_right_on_other_processors(processor, monkeypatch):
         native._compiled.cache_clear()
 
 
-# ---- group norm ------------------------------------------------------------------------------
-
-
-def normed(x, scale, shift):
-    return group_norm(x, 3, scale, shift, 1e-2)
-
-
-def normed_by_torch(x, scale, shift):
-    return F.group_norm(x, 3, scale, shift, 1e-2)
-
-
-def norm_slopes(f):
-    def loss(*inputs):
-        out = f(*inputs)
-        return (out * torch.arange(1.0, out.numel() + 1).to(out).view_as(out).sin()).sum()
-
-    return grad(loss, (0, 1, 2))
-
-
-def test_group_norms_and_their_derivatives_are_torchs():
-    given = numbers(2, 6, 4, 3), numbers(6, seed=1), numbers(6, seed=2)
-    assert_close(normed(*given), normed_by_torch(*given))
-    assert_same(norm_slopes(normed), norm_slopes(normed_by_torch), *given)
-
-
-def test_group_norms_have_second_derivatives():
-    given = numbers(2, 6, 2, 3), numbers(6, seed=1), numbers(6, seed=2)
-    given = tuple(part.requires_grad_() for part in given)
-    assert gradcheck(normed, given)
-    assert gradgradcheck(normed, given)
-
-
-@pytest.mark.parametrize(
-    "dims", [(0, 0, 0), (0, None, None), (None, 0, 0), (2, 1, 0), (0, 0, None)]
-)
-def test_group_norms_of_many_clients(dims):
-    parts = numbers(3, 2, 6, 4, 3), numbers(3, 6, seed=1), numbers(3, 6, seed=2)
-    given = [p[0] if d is None else p.movedim(0, d) for p, d in zip(parts, dims, strict=True)]
-    call, reference = (vmap(norm_slopes(f), dims) for f in (normed, normed_by_torch))
-    assert_same(call, reference, *given)
-
-
-def test_second_derivatives_of_group_norms_of_many_clients():
-    x, scale, shift = numbers(3, 2, 6, 2, 2), numbers(3, 6, seed=1), numbers(3, 6, seed=2)
-
-    def curved(f):
-        def bend(x, scale, shift):
-            return grad(lambda *g: sum((s**2).sum() for s in norm_slopes(f)(*g)), (0, 1))(
-                x, scale, shift
-            )
-
-        return vmap(bend)
-
-    assert_same(curved(normed), curved(normed_by_torch), x, scale, shift)
-
-
-def test_group_norms_of_every_sample_of_every_client():
-    """Inner vmap over samples, scales shared among them and own for each client."""
-    x, scale, shift = numbers(3, 4, 6, 2, 2), numbers(3, 6, seed=1), numbers(3, 6, seed=2)
-
-    def each(f):
-        def of_one(x, *rest):
-            return norm_slopes(f)(x.unsqueeze(0), *rest)
-
-        return vmap(vmap(of_one, (0, None, None)))
-
-    assert_same(each(normed), each(normed_by_torch), x, scale, shift)
-
-
 # ---- what is put in torch's place ------------------------------------------------------------
 
 
@@ -259,7 +190,7 @@ def test_group_norms_of_every_sample_of_every_client():
 def seen(monkeypatch):
     """Which of ours were called."""
     calls = []
-    for name in ("convolve", "max_pool", "group_norm"):
+    for name in ("convolve", "max_pool"):
         real = getattr(kernels, name)
         monkeypatch.setattr(
             kernels, name, lambda *a, name=name, real=real: calls.append(name) or real(*a)
@@ -273,7 +204,6 @@ PLAIN = {
     "pool": lambda x, w: F.max_pool2d(x, 2),
     "pool of a pair": lambda x, w: F.max_pool2d(x, (2, 2), stride=[2, 2]),
     "module": lambda x, w: torch.nn.MaxPool2d(2, 2)(x),
-    "group norm": lambda x, w: F.group_norm(x, 2, w[0, :, 0, 0], w[1, :, 0, 0]),
 }
 OTHERS = {
     "groups": lambda x, w: F.conv2d(x, w[:, :1], groups=2),
@@ -286,10 +216,6 @@ OTHERS = {
     "window of one": lambda x, w: F.max_pool2d(x, 1),
     "ceil": lambda x, w: F.max_pool2d(x, 2, ceil_mode=True),
     "indices": lambda x, w: F.max_pool2d(x, 2, return_indices=True)[1],
-    "norm without a scale": lambda x, w: F.group_norm(x, 2),
-    "norm of one image's row": lambda x, w: F.group_norm(
-        x[:, :, 0], 2, w[0, :, 0, 0], w[1, :, 0, 0]
-    ),
     "spread pool": lambda x, w: F.max_pool2d(x, 2, dilation=2),
 }
 

@@ -10,7 +10,7 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.pafl import PaFL, Phase, Sent
 from coterie.algorithms.pafl_ewc import PaFLEWC
-from coterie.algorithms.pafl_kd import PaFLKD
+from coterie.algorithms.pafl_kd import PaFLKD, PaFLKDBounded
 from coterie.core.algorithm import of_server, round_of
 from coterie.core.optim import Recipe
 from coterie.data.partition import hold_aux
@@ -36,7 +36,7 @@ def records(algorithm, rounds=4, federated=None, recipe=PLAIN, **options):
 VARIANTS = [
     PaFL(schedule="half_ewc", lam=20.0, fisher_data="aggregate", fisher_kind="true"),
     PaFL(personal="ewc", mu=0.3, lam=20.0, fisher_data="server_aux"),
-    PaFL(personal="ewc", lam=20.0, fisher_data="aggregate", ewc_step="implicit"),
+    PaFL(personal="ewc", lam=20.0, fisher_data="aggregate"),
     PaFL(schedule="fedprox", checkpoint="best_federated_validation"),
     PaFLKD(kd_form="yu_code", checkpoint="best_federated_validation"),
     PaFLKD(kd_form="paper", server_lr=0.5),
@@ -175,17 +175,17 @@ def test_batch_norm_has_no_fisher():
     assert bool(server.theta.isfinite().all())
 
 
-def test_the_default_step_survives_the_papers_lambda():
-    for step, survives in (("auto", True), ("explicit", False)):
-        theta = records(PaFLEWC(lam=5000.0, ewc_step=step), 8)[-1].server.theta
+def test_the_default_strength_is_stable_where_the_papers_is_not():
+    for lam, survives in (("auto", True), (5000.0, False)):
+        theta = records(PaFLEWC(lam=lam), 8)[-1].server.theta
         assert bool((theta.abs() < 100).all()) == survives
 
 
-@pytest.mark.parametrize(("step", "rises"), [("bounded", False), ("full", True)])
-def test_the_loss_before_and_after_distillation_is_recorded(step, rises):
+@pytest.mark.parametrize(("method", "rises"), [(PaFLKDBounded(), False), (PaFLKD(), True)])
+def test_the_loss_before_and_after_distillation_is_recorded(method, rises):
     """Of the model that was received, and of what the clients made of it; only from T/2 on."""
     wild = Recipe(lr=2.0, epochs=4, batch=100)
-    found = records(PaFLKD(kd_step=step), 4, recipe=wild)
+    found = records(method, 4, recipe=wild)
     assert [record.observed.keys() for record in found[:2]] == [set(), set()]
     for record in found[2:]:
         before, after = record.observed["distillation"]
@@ -210,7 +210,7 @@ def test_the_recorded_loss_is_the_whole_objective():
 
 def test_the_checkpoint_is_the_model_validated_best():
     wild = Recipe(lr=2.0, epochs=2, batch=10)  # the loss goes up and down
-    algorithm = PaFLKD(kd_step="full", checkpoint="best_federated_validation")
+    algorithm = PaFLKD(checkpoint="best_federated_validation")
     on = task(algorithm, recipe=wild)
     found = records(algorithm, 6, recipe=wild, guard=Guard(bound=None))  # everybody's loss counts
     candidates = [on.problem.start, *(record.server.theta for record in found[:-1])]

@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 import coterie
 from coterie import cli
 from coterie.api import configure
-from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, remarks
+from coterie.data import PARTITIONS, describe, emd, federate, load, manifest
 from coterie.data.federation import Dataset, Federation
 from coterie.data.manifest import changes, class_counts, distance, listed, ranges
 from coterie.data.partition import Fold, folds_of, take_share
@@ -687,14 +687,6 @@ def test_sites_list_what_a_simulation_lists():
         del client["indices"]
     target = data.target_scale, data.target_shift
     assert listed(made, describe(made), "sine", (), target, made.partition) == whole
-
-
-def test_empty_clients_are_reported():
-    made = federate(balanced(2, 30), PARTITIONS["dirichlet"](clients=40, alpha=0.01))
-    empty = sum(len(part) == 0 for part in made.train)
-    assert empty > 0
-    assert f"{empty} clients have no train data" in remarks(made)[0]
-    assert remarks(federate(balanced(2, 30), PARTITIONS["iid"](clients=3))) == []
 
 
 # The real datasets

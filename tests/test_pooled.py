@@ -55,7 +55,7 @@ def by_ours(name, entries, inputs, positive):
     _, _, image, size, padding, window = LAYERS[name]
     g, y, out = entries
     x, w = inputs
-    spread = g, y, out, y.new_empty(*y.shape[:-3], 0), window, positive
+    spread = g, y, out, window, positive
     how = [1, 1], list(padding)
     to_x = ours.pooled_images_gradient(*spread, w, list(image), *how)
     return to_x, *ours.pooled_filters_gradient(*spread, x, list(size), *how)
@@ -88,8 +88,7 @@ def test_without_a_compiler_the_pools_gradient_is_written_out(monkeypatch):
     monkeypatch.setattr(native, "compiler", lambda: None)
     _, _, image, size, padding, window = LAYERS["uneven"]
     (g, y, _), (x, w), expected = pooled_layer("uneven", torch.float64, True)
-    out, places = ours.pool(y, window)
-    spread = g, y, out, places, window, True
+    spread = g, y, ours.pool(y, window), window, True
     how = [1, 1], list(padding)
     to_x = ours.pooled_images_gradient(*spread, w, list(image), *how)
     found = to_x, *ours.pooled_filters_gradient(*spread, x, list(size), *how)

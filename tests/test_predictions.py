@@ -11,11 +11,13 @@ import coterie
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
 from coterie.core import metrics
+from coterie.core.paired_tests import site_gain
 from coterie.errors import StoreError
-from coterie.runs import run_folder
+from coterie.runs import comparison_folder, run_folder
 from coterie.runs.config.loading import merge
 from coterie.storage import files
 from coterie.training.rounds import train
+from coterie.views.comparison import Comparison
 from support import engine_of, federation, last, task
 
 SMALL = {
@@ -156,21 +158,15 @@ def test_who_is_not_served_is_not_judged():
 
 
 def test_clients_that_keep_their_answers_get_the_same_verdict(tmp_path):
-    """On wire no answer on a test sample reaches the server, and every number is the same."""
-    asked = merge(SMALL, {"run.methods": ["fedamp"], "partition.clients": 3})
-    here = coterie.compare(asked, engine="loop")
-    there = coterie.compare(asked, engine="wire", out=tmp_path / "out")
+    """The gains that sites compute, written and read, stand in for their answers."""
+    here = coterie.compare(merge(SMALL, {"run.methods": ["fedamp"], "partition.clients": 3}))
+    local, ours = ([*run.outcomes.clients()] for run in here.runs)
+    gains = [site_gain(here.metric, [pair]) for pair in zip(ours, local, strict=True)]
+    comparison_folder.write_gains(tmp_path, {"fedamp": gains})
+    read = comparison_folder.read_gains(tmp_path)
+    there = Comparison.of([replace(run, outcomes=None) for run in here.runs], None, read)
     assert there.judgements == here.judgements
     assert there.verdict == here.verdict
-    assert not list((tmp_path / "out").rglob("predictions.npz"))
-    assert all(run.outcomes is None for run in there.runs)
-    again = coterie.read(tmp_path / "out")
-    assert again.judgements == here.judgements
-    assert coterie.verify(tmp_path / "out") == {
-        str(path): [] for path in [*(run.path for run in there.runs), there.path]
-    }
-    (tmp_path / "out" / "gains.json").write_text(
-        '{"fedamp": [{"each": [[1, "x"]], "together": null}]}'
-    )
+    (tmp_path / "gains.json").write_text('{"fedamp": [{"each": [[1, "x"]], "together": null}]}')
     with pytest.raises(StoreError, match="is no gain of a client"):
-        coterie.read(tmp_path / "out")
+        comparison_folder.read_gains(tmp_path)

@@ -19,15 +19,7 @@ def now():
     return torch.get_num_threads(), products.allow_tf32, convolutions.allow_tf32
 
 
-@pytest.fixture
-def glibc(monkeypatch):
-    """The calls of the C library's allocator, which are noted and not made."""
-    calls = []
-    monkeypatch.setattr(process, "_glibc", lambda name: lambda *given: calls.append((name, given)))
-    return calls
-
-
-@pytest.mark.parametrize("asked", [{"threads": 2}, {"tf32": True}, {"keep_memory": True}, {}])
+@pytest.mark.parametrize("asked", [{"threads": 2}, {"tf32": True}, {}])
 @pytest.mark.parametrize("fails", [False, True])
 def test_settings_are_restored(asked, fails):
     before = now()
@@ -44,20 +36,11 @@ def test_settings_are_restored(asked, fails):
 
 
 @pytest.mark.parametrize("engine", ["loop", "wire", "vmap", "auto"])
-def test_making_an_engine_sets_nothing(engine, glibc):
+def test_making_an_engine_sets_nothing(engine):
     before, on = now(), task(Local())
     made = engine_of(engine, on, threads=2, rounds=1, trace=False)
-    assert (now(), glibc) == (before, [])
+    assert now() == before
     assert made.choice["engine"] == "vmap" or made.choice["threads"] == 2
-
-
-def test_freed_memory_is_kept_for_the_scope_alone(glibc):
-    with process.settings(keep_memory=True):
-        inside = len(glibc)
-        assert ("mallopt", (-1, 2**31 - 1)) in glibc
-    after = glibc[inside:]
-    assert ("mallopt", (-1, 2 * 32 * 2**20)) in after
-    assert after[-1] == ("malloc_trim", (0,))
 
 
 def test_a_run_leaves_the_process_as_it_was():
@@ -69,11 +52,7 @@ def test_a_run_leaves_the_process_as_it_was():
 
 
 def test_threads_and_precision_are_set_in_one_place():
-    allowed = {
-        "engines/process.py",
-        "compiled/trust.py",
-        "engines/worker.py",
-    }  # scoped, or its own process
+    allowed = {"engines/process.py", "compiled/trust.py"}  # scoped
     found = set()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

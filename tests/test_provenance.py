@@ -57,7 +57,7 @@ FULL = (
     "cobo",
     "pfedgraph",
 )
-SEPARATE = {("local", 1.0), ("fedamp", 1.0), ("heurfedamp", 1.0), ("ifca", 1.0)}
+SEPARATE = {("local", 1.0), ("ifca", 1.0)}
 
 
 @pytest.mark.parametrize(

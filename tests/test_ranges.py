@@ -231,7 +231,7 @@ def test_python_and_configs_are_refused_in_the_same_words():
 
 def test_show_prints_ranges():
     shown = explanation(["methods", "fedamp"])
-    assert "sigma_factor (a number above 0 and at most 1e9; default 0.25)" in shown
+    assert "sigma_factor (a number above 0 and at most 1e9; default 0.1)" in shown
     assert "alpha (a number from 0 to 1e9 or 'auto' or 'theory'; default 'auto')" in shown
     assert "alpha_every (a whole number from 1 to 1e9; default 30)" in shown
     assert "fraction (a number above 0 and at most 1; " in explanation(
@@ -264,7 +264,7 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "method perfedavg.delta": {"form": "hf"},
     "method cfl.eps1": {"eps_mode": "absolute", "t_min": 0},
     "method cfl.eps2": {"eps_mode": "absolute", "t_min": 0},
-    "method cfl.allies": {"t_min": 0},
+    "method cfl_mean.allies": {"t_min": 0},
 }
 
 

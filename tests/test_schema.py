@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from coterie.data import PARTITIONS, federate, load
 from coterie.data.data_schema import Schema, client_order, merged
-from coterie.data.site_data import local_schema, read_with, site_federation
+from coterie.data.site_data import read_with, site_federation, site_source
 from coterie.data.sources.sheets import InputColumn, TargetColumn
 from coterie.data.standard import (
     Moments,
@@ -108,7 +108,7 @@ def write(path, table, parquet):
 
 def agreed(files, options):
     """The schema, each site's federation, all by messages as sites would send them."""
-    schemas = {site: local_schema(str(file), options) for site, file in files.items()}
+    schemas = {site: site_source(str(file), options).schema for site, file in files.items()}
     schemas = {site: Schema.from_json(schema.to_json()) for site, schema in schemas.items()}
     schema = merged(schemas)
     raw = {site: read_with(str(file), options, schema) for site, file in files.items()}
@@ -268,7 +268,7 @@ def test_the_pixel_scale_is_the_agreed_one(tmp_path):
     for name in ("mnist", "mine"):
         x, y = rng.integers(0, 256, (6, 4, 4), np.uint8), np.arange(6) % 2
         np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    schemas = {n: local_schema(str(tmp_path / f"{n}.npz"), {}) for n in ("mnist", "mine")}
+    schemas = {n: site_source(str(tmp_path / f"{n}.npz"), {}).schema for n in ("mnist", "mine")}
     assert schemas["mnist"].pixels == "mnist"
     with pytest.raises(DataError, match=r"pixel scale differs: found '' at mine; 'mnist' at mnist"):
         merged(schemas)
@@ -456,7 +456,7 @@ def test_data_that_no_longer_fits_is_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("age,sex,y\n50,f,ill\n60,m,well\n")
     options = {"target": "y"}
-    schema = merged({"a": local_schema(str(path), options), "b": TABLE})
+    schema = merged({"a": site_source(str(path), options).schema, "b": TABLE})
     read_with(str(path), options, schema)
     for content, message in (
         ("age,sex,y\n,f,ill\n60,f,ill\n", "column 'age' now has missing cells"),
@@ -593,7 +593,7 @@ def test_texts_need_the_same_characters_at_every_site(tmp_path):
 @pytest.mark.parametrize("name", ["digits", "sine"])
 def test_a_dataset_of_the_registry_has_a_schema_too(name):
     whole = load(name)
-    schema = local_schema(name, {})
+    schema = site_source(name, {}).schema
     found = read_with(name, {}, schema)
     for field in ("x", "y", "scale", "shift"):
         one, other = getattr(whole, field), getattr(found, field)

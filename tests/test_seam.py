@@ -1,39 +1,29 @@
 """The seam: a server that holds no data, and engines that own their clients."""
 
 import contextlib
-import os
 import pickle
-import signal
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
 from coterie.algorithms.fedavg import Update
 from coterie.core import tree
 from coterie.core.messages import Rejection
 from coterie.engines.codec import Message, decode, encode, vocabulary
 from coterie.engines.site import STATES
-from coterie.engines.wire import Inline, WireEngine, Worker
-from coterie.engines.worker import SHARD, place, read_shard
 from coterie.errors import EngineError
 from coterie.training.guard import Guard, remember, screen
 from coterie.training.rounds import Begin, train
 from support import METHODS, assert_close, engine_of, last, predictors, task, whole_round
 
 
-def wired(on, host=None):
-    return WireEngine(on.shards, worker=host or Inline())
-
-
 def begun(name="fedfomo"):
-    """A wire engine with clients in this process, and a round for everybody."""
+    """A wire engine, and a round for everybody."""
     method = METHODS[name]()
     on = task(method)
-    engine = wired(on)
+    engine = engine_of("wire", on)
     server, states = method.init(on.problem)
     engine.begin(on.problem, method, states)
     round = whole_round(on)
@@ -72,22 +62,19 @@ def test_a_problem_holds_nobodys_samples():
 
 
 @pytest.mark.parametrize("client", range(5))
-def test_a_shard_file_holds_one_clients_samples(client, tmp_path):
+def test_a_site_holds_one_clients_samples(client):
     engine, _, _, _, on = begun()
-    path = place(engine._home, client) / SHARD
-    stored = load_file(path)
+    shard = engine._sites.named[on.problem.clients[client]].shards()
     parts = on.federation
     own = torch.cat([part[client] for part in (parts.train, parts.val, parts.test)])
     others = [i for i in range(len(on.shards.x)) if i not in own.tolist()]
-    assert len(stored["x"]) == len(own.unique())
-    found = stored["x"].flatten(1)
+    assert len(shard.x) == len(own.unique())
+    found = shard.x.flatten(1)
     assert not (found[:, None] == on.shards.x[others].flatten(1)[None]).all(-1).any()
-    shard = read_shard(path, on.problem)
     for name in ("train", "val", "test"):
         mine = on.shards.splits[name].of(client)
         assert torch.equal(shard.x[shard.splits[name].of(client)], on.shards.x[mine])
         assert sum(shard.splits[name].sizes) == len(mine)
-    engine.close()
 
 
 # ---- states change when replies are accepted -----------------------------------------------------
@@ -115,54 +102,27 @@ def test_wire_goes_on_from_a_snapshot():
     method = METHODS["ditto"]()
     on = task(method)
     whole = last(method, on, "loop", 4)
-    records = train(method, on.problem, wired(on), 4, participation=0.5)
+    records = train(method, on.problem, engine_of("wire", on), 4, participation=0.5)
     next(records)
     second = next(records)
     kept = tree.map_leaves(torch.clone, second.states)
     begin = Begin(2, second.server, kept, second.accepted)
-    *_, again = train(method, on.problem, wired(on), 4, participation=0.5, begin=begin)
+    made = engine_of("wire", on)
+    *_, again = train(method, on.problem, made, 4, participation=0.5, begin=begin)
     assert_close(predictors(again).models, predictors(whole).models, 0)
 
 
 # ---- what goes wrong on the way ------------------------------------------------------------------
 
 
-def test_a_killed_process_loses_its_clients_for_the_round_and_no_state():
-    method = METHODS["fedfomo"]()
-    on = task(method)
-    worker = Worker()
-    engine = wired(on, worker)
-    try:
-        records = train(method, on.problem, engine, 3)
-        before = next(records)
-        kept = tree.map_leaves(torch.clone, before.states)
-        os.kill(worker._process.pid, signal.SIGKILL)
-        worker._process.wait()
-        hit = next(records)
-        assert hit.rejected == (Rejection(0, "lost"),)  # who was asked first; then a new process
-        for now, then in zip(tree.leaves(hit.states), tree.leaves(kept), strict=True):
-            assert torch.equal(now[0], then[0])
-        *_, final = records
-        assert final.rejected == ()
-        assert np.isfinite(final.evaluation.test_loss).all()
-    finally:
-        engine.close()
-        worker.close()
-
-
-def test_a_worker_that_was_not_set_up_says_so_and_does_not_wait():
-    with pytest.raises(EngineError, match="before it was set up"):
-        Worker().ask(0, b"")
-
-
 @pytest.mark.parametrize("how", ["rolled back", "flipped", "cut short"])
 def test_another_state_than_the_accepted_one_is_never_used(how):
     engine, method, received, round, _ = begun()
-    (file,) = (place(engine._home, 2) / STATES).iterdir()
+    (file,) = (engine.home / "client-000002" / STATES).iterdir()
     first = file.read_bytes()
     replies = engine.exchange(method, received, round)
     engine.commit(replies.clients)
-    (file,) = set((place(engine._home, 2) / STATES).iterdir()) - {file}
+    (file,) = set((engine.home / "client-000002" / STATES).iterdir()) - {file}
     now = file.read_bytes()
     flipped = bytes([now[-1] ^ 1])
     file.write_bytes(
@@ -171,7 +131,6 @@ def test_another_state_than_the_accepted_one_is_never_used(how):
     replies = engine.exchange(method, received, round._replace(index=1))
     assert Rejection(2, "stale_state") in replies.rejected
     assert 2 not in replies.clients.tolist()
-    engine.close()
 
 
 def test_a_request_that_comes_twice_is_answered_alike():
@@ -180,7 +139,6 @@ def test_a_request_that_comes_twice_is_answered_alike():
     twice = engine.exchange(method, received, round)
     for a, b in zip(tree.leaves(once.uploads), tree.leaves(twice.uploads), strict=True):
         assert torch.equal(a, b)
-    engine.close()
 
 
 @given(data=st.data())

@@ -17,6 +17,7 @@ _HOMES = {
     "advising.advice": ("Advised", "advise"),
     "attacking.robustness": ("Robustness", "attack"),
     "diagnosis.doctor": ("doctor",),
+    "estimator": ("PersonalisedClassifier",),
     "exporting.writing": ("export",),
     "exporting.exported_model": ("ExportedModel", "Predictions", "load_export"),
     "onboarding.onboarded": ("Onboarded", "onboard"),
@@ -49,6 +50,7 @@ __all__ = [
     "Mixture",
     "Onboarded",
     "OwnModel",
+    "PersonalisedClassifier",
     "Predictions",
     "Problem",
     "Robustness",
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from .core.problem import Problem
     from .diagnosis.doctor import doctor
     from .errors import ConfigError, CoterieError, DataError, EngineError, StoreError
+    from .estimator import PersonalisedClassifier
     from .exporting.exported_model import ExportedModel, Predictions, load_export
     from .exporting.writing import export
     from .onboarding.onboarded import Onboarded, onboard

@@ -29,10 +29,11 @@ from .runs.execute import check, execute, references_beside, train_cell
 from .runs.listeners import Watch
 from .runs.plan import Plan
 from .runs.resume import unfinished_run
-from .runs.run import Run
+from .runs.run import LOCAL, Run
 from .runs.setting import Setting
 from .storage import faults, files, lock
 from .views.comparison import Comparison
+from .views.judgement import site_gains
 from .views.page import page
 
 Source = Config | Mapping[str, Any] | str | Path | None
@@ -55,6 +56,8 @@ class Options(TypedDict, total=False):
     epochs: int | None
     batch: int | None
     lr: float | None
+    loss: Any  # a class of OwnLoss by its name, or a function of outputs and targets
+    metric: Any  # a name, an OwnMetric, or a function that gives a value per sample
     engine: str | None
     device: str | None
     adapt: str | None
@@ -81,6 +84,12 @@ def _named(options: Options) -> tuple[Options, dict[str, Any]]:
     """The options with a name in place of each object, and the objects by these names."""
     model, data = options.get("model"), options.get("data")
     named, objects = options.copy(), dict[str, Any]()
+    for option in ("loss", "metric"):
+        given = options.get(option)
+        if given is not None and not isinstance(given, str):
+            kind = given if hasattr(given, "__name__") else type(given)
+            name = f"{GIVEN}:{kind.__name__}"
+            named[option], objects[name] = name, given
     if model is not None and not isinstance(model, str):
         from .networks.registry import given_name
 
@@ -159,7 +168,11 @@ def compare_config(
             ran = execute(plan, lambda _: here, listeners)
             made = {cell.name: run for cell, run in ran}
             runs = [made[cell.name] for cell in plan.cells]
-            comparison = Comparison.of(runs, out, setting.gains(plan.cells))
+            gains = setting.gains(plan.cells)
+            if ":" in runs[0].metric:  # others may read the folder without the metric's code
+                tested = list(dict.fromkeys(run.method for run in runs))
+                gains = site_gains(Comparison.of(runs), tested, LOCAL)
+            comparison = Comparison.of(runs, out, gains)
             faults.at("compare.report")
             if out is not None:
                 write_comparison(comparison, out)

@@ -8,6 +8,7 @@ from .base import Adaptation, Adapted
 from .ewc import ElasticWeights
 from .ft import FineTune, FreezeBase
 from .kd import Distill
+from .knn import NearestNeighbours
 
 __all__ = [
     "ADAPTATIONS",
@@ -17,6 +18,7 @@ __all__ = [
     "ElasticWeights",
     "FineTune",
     "FreezeBase",
+    "NearestNeighbours",
 ]
 
 ADAPTATIONS: dict[str, type[Adaptation]] = {
@@ -24,4 +26,5 @@ ADAPTATIONS: dict[str, type[Adaptation]] = {
     "fb": FreezeBase,
     "ewc": ElasticWeights,
     "kd": Distill,
+    "knn": NearestNeighbours,
 }

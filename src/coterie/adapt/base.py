@@ -5,12 +5,12 @@ or from other clients (the Fisher diagonal of EWC) defines ``given`` and ``surve
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm, Mixture, Predictor, Recalling, Round, Traits
 from ..core.client import Client
 from ..core.fields import Checked
 from ..core.mixing import mix, shares
@@ -25,6 +25,15 @@ class Adaptation(Checked, ABC):
     @abstractmethod
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
         """The adapted model; ``given`` is what the server sent for the adaptation."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a predictor needs more than models: what :meth:`memory` gives."""
+        return False
+
+    def memory(self, client: Client, w: Tensor) -> Tree:
+        """What the client looks up beside an adapted model."""
+        raise NotImplementedError
 
     @property
     def surveys(self) -> bool:
@@ -67,6 +76,12 @@ class Adapted(Wrapper[With, With, With, Any]):
         """The method's part of the server."""
         return server.method
 
+    @property
+    def traits(self) -> Traits:
+        """As the method; what clients remember is weighed on validation data."""
+        found = super().traits
+        return replace(found, uses_validation=True) if self.adaptation.remembers else found
+
     def check(self, problem: Problem, rounds: int) -> None:
         """The checks of the method and those of the adaptation."""
         self.algorithm.check(problem, rounds)
@@ -105,11 +120,15 @@ class Adapted(Wrapper[With, With, With, Any]):
         given = self.adaptation.given(self.algorithm, server.method, server.extra, round)
         return With(self.algorithm.serve(server.method, round), given)
 
-    def predictor(self, client: Client, served: With, state: Tree) -> Mixture:
+    def predictor(self, client: Client, served: With, state: Tree) -> Predictor:  # type: ignore[override]
         """The method's predictor, each of its models adapted."""
         weights, models = self.algorithm.predictor(client, served.method, state)
 
         def adapted(w: Tensor) -> Tensor:
             return self.adaptation.adapt(client, w, served.extra)
 
-        return Mixture(weights, client.map(adapted, models))
+        models = client.map(adapted, models)
+        if not self.adaptation.remembers:
+            return Mixture(weights, models)
+        memory = client.map(lambda w: self.adaptation.memory(client, w), models)
+        return Recalling(weights, models, memory)

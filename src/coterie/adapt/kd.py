@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from ..core.batches import Batch, Loss
-from ..core.client import Client, descend, mean, over_positions
+from ..core.client import Client, descend, mean
+from ..core.losses import over_positions
 from ..core.ranges import CountOrZero, Positive, Share
 from ..core.tree import Tree
 from .base import Adaptation

@@ -319,9 +319,9 @@ def probe_config(source: Source = None, **options: Unpack[Options]) -> Config:
             f"adapt.name: found '{asked.adapt.name}'; a probe compares methods with and without "
             "fine-tuning itself; leave it out"
         )
-    if asked.run.federation is not None or asked.engine.name == "wire":
+    if asked.run.federation is not None:
         raise ConfigError(
-            "run.federation, engine.name: a probe compares answers on test samples, and these stay "
+            "run.federation: a probe compares answers on test samples, and these stay "
             "at the sites; ask 'coterie compare', whose gains the sites compute themselves"
         )
     rounds, seed = asked.run.rounds, asked.run.seed

@@ -3,6 +3,7 @@
 from ..core.algorithm import AnyAlgorithm
 from .apfl import APFL
 from .cfl import CFL
+from .cfl_mean import CFLMean
 from .circle import Circle
 from .cobo import CoBo
 from .ditto import Ditto
@@ -30,7 +31,7 @@ from .local import Local
 from .mocha import Mocha
 from .pafl import PaFL
 from .pafl_ewc import PaFLEWC
-from .pafl_kd import PaFLKD
+from .pafl_kd import PaFLKD, PaFLKDBounded
 from .perfedavg import PerFedAvg
 from .pfedgraph import PFedGraph
 from .pfedme import PFedMe
@@ -38,6 +39,7 @@ from .qfedavg import QFedAvg
 from .scaffold import Scaffold
 from .term import TERM
 from .waffle import Waffle
+from .waffle_stable import WaffleStable
 
 ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "local": Local,
@@ -46,6 +48,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "waffle": Waffle,
+    "waffle_stable": WaffleStable,
     "erosion": Erosion,
     "apfl": APFL,
     "fedala": FedALA,
@@ -53,6 +56,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "term": TERM,
     "pafl": PaFL,
     "pafl_kd": PaFLKD,
+    "pafl_kd_bounded": PaFLKDBounded,
     "pafl_ewc": PaFLEWC,
     "fedfomo": FedFomo,
     "fedfomo_ma": FedFomoMA,
@@ -75,6 +79,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "mocha": Mocha,
     "circle": Circle,
     "cfl": CFL,
+    "cfl_mean": CFLMean,
     "fedcollab": FedCollab,
     "ifca": IFCA,
 }

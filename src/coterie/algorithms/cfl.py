@@ -14,15 +14,8 @@ Travels: the cluster's model down, Δ_i and the sample count up.
 
 Notes:
     The paper's thresholds are norms, right for one model and one learning rate (reading B-4).
-    ``relative`` measures them in units of the largest ‖Δ_i‖ of the first round. ``auto``, our
-    default, measures ε_2 so and replaces the test of ε_1: it splits where the mean of
-    ``cos(Δ_i, Δ_j)`` over all pairs across the cut is at most 0. An average of unlike clients nears
-    its stationary point slowly, while opposite updates show after a few rounds.
-    Where a group has converged, its Δ_i are only noise and differ by chance. So the median member
-    must have an ally, another member with a cosine of at least ``allies``, and the mean cosine
-    inside the parts must exceed that across by ``gap``. Noise nears the first limit where clients
-    are many and the second where they are few, but not both at once; docs/methods/cfl.md has the
-    numbers.
+    ``relative``, our default, measures them in units of the largest ‖Δ_i‖ of the first round.
+    ``cfl_mean`` is our version of the method.
     No split before round ``t_min``; ``auto`` is a fifth of the run. Public code waits 20 rounds.
     Parts are kept as sets of client ids; public code loses them at the second split.
     With partial participation the last Δ_i of each member is used, and a cluster may split only
@@ -31,6 +24,7 @@ Notes:
     ``predict_with = "validation"``, by loss, is the original's choice among all ancestors' models.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -49,7 +43,7 @@ from ..core.mixing import (
     shares_within,
 )
 from ..core.problem import Problem
-from ..core.ranges import Auto, Cosine, Count, CountOrZero, NotNegative
+from ..core.ranges import Auto, Count, CountOrZero, NotNegative
 from ..core.rows import Rows, updated
 from ..core.tree import Bank, Tree
 from .fedavg import Update, Weighting
@@ -107,26 +101,12 @@ def bipartition(similarity: Tensor, linkage: Linkage = "single") -> Tensor:
     return group != group[0]
 
 
-def opposed(similarity: Tensor, part: Tensor, allies: float, gap: float) -> bool:
-    """Whether the updates of two parts oppose each other and those within each part agree."""
-    across = similarity[part][:, ~part].mean()
-    others = similarity.clone().fill_diagonal_(-torch.inf)
-    inside = others[(part[:, None] == part) & others.isfinite()].mean()
-    allied = others.max(1).values.median() >= allies
-    return bool((across <= 0) & allied & (inside - across >= gap))
-
-
 @dataclass(frozen=True)
-class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
-    """Clustered federated learning by recursive bipartition.
+class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
+    """Base of federations that divide again and again; a subclass says where.
 
     Fields:
-        eps_mode: condition on the average for a split: ``auto``, a mean cosine of at most 0 across
-            the cut; ``relative`` and ``absolute``, a norm below ``eps1``.
-        eps1: ε_1, in units of the first round's largest ‖Δ_i‖ or absolute (public code: 0.4).
-        eps2: ε_2, in the same units, ``auto`` mode as ``relative`` (public code: 1.6).
-        allies: in ``auto`` mode, least cosine of the median member with its most similar other one.
-        gap: in ``auto`` mode, least difference of the mean cosines inside and across the parts.
+        eps2: ε_2, the least length that some member's change must have for a split.
         t_min: the first round in which a cluster may split; ``auto`` is a fifth of the run.
         linkage: ``single`` (the paper) or ``complete`` (public code).
         age_limit: rounds after which an absent client's last Δ_i is too old; None is never.
@@ -135,26 +115,20 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
-    eps_mode: Literal["auto", "relative", "absolute"] = "auto"
-    eps1: NotNegative = 0.1
-    eps2: NotNegative = 0.1
-    allies: Cosine = 0.4
-    gap: NotNegative = 0.2
+    eps2: NotNegative = 0.4
     t_min: CountOrZero | Auto = "auto"
     linkage: Linkage = "single"
     age_limit: Count | None = None
     predict_with: Literal["cluster", "validation"] = "cluster"
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed "
-        "Multitask Optimization Under Privacy Constraints, IEEE TNNLS 2021"
-    )
-    bibtex: ClassVar[str] = """@article{sattler2021cfl,
-  title={Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under
-         Privacy Constraints},
-  author={Sattler, Felix and M{\\"u}ller, Klaus-Robert and Samek, Wojciech},
-  journal={IEEE Transactions on Neural Networks and Learning Systems}, year={2021}}"""
+    @abstractmethod
+    def _divides(self, average: Tensor, similarity: Tensor, part: Tensor, scale: Tensor) -> bool:
+        """Whether a cluster whose mean change has this length splits into these parts."""
+
+    def _unit(self, scale: Tensor) -> Tensor | float:
+        """What lengths are measured in; ``scale`` is the largest ‖Δ_i‖ of the first round."""
+        return scale
 
     @property
     def traits(self) -> Traits:
@@ -225,18 +199,12 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
 
     def _cut(self, updates: Tensor, sizes: Tensor, scale: Tensor) -> Tensor | None:
         """The two parts ``[n]``, or None where the members agree or have converged."""
-        unit = 1.0 if self.eps_mode == "absolute" else scale
         wide = updates.to(torch.float64)
-        if wide.norm(dim=1).max() <= self.eps2 * unit:
+        if wide.norm(dim=1).max() <= self.eps2 * self._unit(scale):
             return None
-        average = mix(shares(sizes, self.weighting), wide).norm()
-        if self.eps_mode != "auto" and average >= self.eps1 * unit:
-            return None
-        similarity = cosines(updates)
+        average, similarity = mix(shares(sizes, self.weighting), wide).norm(), cosines(updates)
         part = bipartition(similarity, self.linkage)
-        if self.eps_mode == "auto" and not opposed(similarity, part, self.allies, self.gap):
-            return None
-        return part
+        return part if self._divides(average, similarity, part, scale) else None
 
     def serve(self, server: Clusters, round: Round) -> Bank:
         """The cluster's model and, where clients choose, those of its ancestors."""
@@ -259,3 +227,36 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
     def collaboration(self, server: Clusters, shown: Tree, round: Round) -> Tensor:
         """The weights of the average that each client last took part in."""
         return last_applied(server.applied)
+
+
+@dataclass(frozen=True)
+class CFL(Dividing):
+    """Clustered federated learning by recursive bipartition.
+
+    Fields:
+        eps2: ε_2, the length that some member's change must exceed (public code: 1.6).
+        eps_mode: ε_1 and ε_2 are in units of the first round's largest ‖Δ_i‖ (``relative``), or
+            ``absolute`` norms.
+        eps1: ε_1, the length below which a cluster's mean change must be (public code: 0.4).
+    """
+
+    eps_mode: Literal["relative", "absolute"] = "relative"
+    eps1: NotNegative = 0.4
+
+    paper: ClassVar[str] = (
+        "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed "
+        "Multitask Optimization Under Privacy Constraints, IEEE TNNLS 2021"
+    )
+    bibtex: ClassVar[str] = """@article{sattler2021cfl,
+  title={Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under
+         Privacy Constraints},
+  author={Sattler, Felix and M{\\"u}ller, Klaus-Robert and Samek, Wojciech},
+  journal={IEEE Transactions on Neural Networks and Learning Systems}, year={2021}}"""
+
+    def _divides(self, average: Tensor, similarity: Tensor, part: Tensor, scale: Tensor) -> bool:
+        """Whether the average has stopped moving."""
+        return bool(average < self.eps1 * self._unit(scale))
+
+    def _unit(self, scale: Tensor) -> Tensor | float:
+        """What lengths are measured in."""
+        return 1.0 if self.eps_mode == "absolute" else scale

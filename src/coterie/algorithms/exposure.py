@@ -62,6 +62,12 @@ EXPOSURES: dict[str, Exposure] = {
         "its control variate (as above)",
         "the server compares sites: it knows who is alike",
     ),
+    "waffle_stable": Exposure(
+        "as WAFFLE",
+        "as WAFFLE",
+        "as WAFFLE",
+        "as WAFFLE",
+    ),
     "erosion": Exposure(
         "an update per requester, its sample count",
         "one model per requester",
@@ -95,6 +101,10 @@ EXPOSURES: dict[str, Exposure] = {
         "as FedAvg, and from half-time two losses",
         "as FedAvg",
     ),
+    "pafl_kd_bounded": Exposure(
+        "as FedAvg, and from half-time two losses",
+        "as FedAvg",
+    ),
     "pafl_ewc": Exposure(
         "as FedAvg; with `aggregate` its Fisher diagonal",
         "as FedAvg; possibly a Fisher diagonal",
@@ -121,15 +131,15 @@ EXPOSURES: dict[str, Exposure] = {
         "and `noise`. Among peers the relay sees none of it, see below",
     ),
     "fedamp": Exposure(
-        "its model, and one number about its noise",
+        "its model",
         "its own mixture of all models",
-        "which of the two models it predicts with",
+        "–",
         "the server compares sites",
     ),
     "heurfedamp": Exposure(
-        "its model, and possibly one number",
-        "its own mixture",
-        "as above",
+        "its model",
+        "its own mixture of all models",
+        "–",
         "the server compares sites",
     ),
     "pfedgraph": Exposure(
@@ -217,6 +227,12 @@ EXPOSURES: dict[str, Exposure] = {
         "the server compares and divides sites",
     ),
     "cfl": Exposure(
+        "the change of its model, its sample count",
+        "its cluster's model",
+        "–",
+        "the server compares and divides sites",
+    ),
+    "cfl_mean": Exposure(
         "the change of its model, its sample count",
         "its cluster's model",
         "–",

@@ -9,25 +9,19 @@ Objective: Σ_i F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²) with A increasing 
 Travels: w_i and one number up, u_i and one number down; u_i once more for prediction.
 
 Notes:
-    ``sigma = "auto"`` is ours (reading P5-4). With the constants found in public code the attention
-    is uniform on real models, and with any width that only follows the models' distances
-    (``median``) a client without similar clients still gives most of its weight to others. ``auto``
-    measures squared distances in units of each client's own sampling noise (module ``attention``):
-    A' is 1 up to the value that noise explains, and 0 from twice that value on. So A' and ξ are not
-    symmetric where the noise of clients differs.
-    ``mass = "auto"`` is ours: a client's own model counts as a model at distance 0, so that N alike
-    clients get equal weights (ξ = 1/N). A number is the most weight that a client gives to others;
-    with a width other than ``auto`` all of it is given, however unlike the others are (P5-5).
-    ``attention_mass = "rows"``, our default, chooses α_k for each client. With the paper's one α_k
-    for all (``symmetric``) a large group limits how much the clients of a small group collaborate.
+    P5's constants are in an appendix that we could not read (reading P5-4); numbers that do not
+    depend on the model's size are ours. ``sigma = "median"`` takes the width σ in every exchange
+    anew, as ``sigma_factor`` times the median of ‖w_i − w_j‖² over the pairs. ``alpha = "auto"`` is
+    the largest α_k at which no other model gets more weight than a client's own, if its own counts
+    as one at distance 0: α_k = 1 / (A'(0) + max_i Σ_{j≠i} A'(‖w_i − w_j‖²)). ``alpha = "theory"``
+    is α_k = λ/√T of the convergence theorem, T the number of rounds.
     The proximal coefficient λ/α_k is given directly as ``prox``; with ``lam`` and a numeric
-    ``alpha`` it is ``lam / alpha``, as printed. ``alpha = "theory"`` is α_k = λ/√T of the
-    convergence theorem, T the number of rounds.
-    ``predict_with`` chooses among w_i and u_i, both results of P5; our default takes the better of
-    the two on each client's validation data (P5-1). Local training starts at u_i (P5-2). Clients
-    start at a common point, and the first exchange follows the first local training (P5-3). In a
-    round, u_i is formed over those participants that have uploaded before; a client in its first
-    round gets its own start. The u_i of a prediction is formed over all that have uploaded (P5-15).
+    ``alpha`` it is ``lam / alpha``, as printed.
+    P5's Algorithm 1 returns w_i and u_i; ``predict_with`` chooses (P5-1). Local training starts at
+    u_i (P5-2). Clients start at a common point, and the first exchange follows the first local
+    training (P5-3). In a round, u_i is formed over those participants that have uploaded before; a
+    client in its first round gets its own start. The u_i of a prediction is formed over all that
+    have uploaded (P5-15).
     ``objective`` logs the objective above in every round; it costs a pass over each client's
     training data, and one more number up.
     Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5 (P5-6).
@@ -44,9 +38,9 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Round, check_pull
-from ..core.mixing import off_diagonal, squared_distances
+from ..core.mixing import squared_distances
 from ..core.problem import Problem
-from ..core.ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
+from ..core.ranges import Count, NotNegative, Positive, ShareAboveZero
 from ..errors import ConfigError
 from .attention import (
     TINY,
@@ -54,19 +48,13 @@ from .attention import (
     Cloud,
     Initial,
     PredictWith,
-    Seen,
     Upload,
     Uploads,
     Weigh,
-    alike,
-    compared,
+    median_of,
     mixed,
-    refuse_unrelated,
     remembered,
-    safe,
-    shared,
     stored,
-    weights,
 )
 
 Penalty = Literal["exponential", "scad", "mcp"]
@@ -101,46 +89,34 @@ def penalty_of(distances: Tensor, sigma: Tensor | float, penalty: Penalty) -> Te
     return s.clamp(max=MCP) - s.clamp(max=MCP) ** 2 / (2 * MCP)
 
 
-def attention(
-    W: Tensor, alpha: Tensor | float, sigma: Tensor | float, penalty: Penalty = "exponential"
-) -> Tensor:
-    """Eq. 5 and 7, by default with the negative exponential: rows sum to one, float64.
+def weights(slopes: Tensor, alpha: Tensor | float) -> Tensor:
+    """The weights ξ from the slopes A' ``[m, m]``: rows sum to one.
 
-    >>> attention(torch.tensor([[0.0], [1.0], [3.0]]), alpha=0.5, sigma=2.0)[0]
+    >>> W = torch.tensor([[0.0], [1.0], [3.0]])
+    >>> weights(slope(squared_distances(W), sigma=2.0), alpha=0.5)[0]
     tensor([0.8456, 0.1516, 0.0028], dtype=torch.float64)
     """
-    return weights(slope(squared_distances(W), sigma, penalty), alpha)
+    A = alpha * slopes  # Eq. 5
+    return A + torch.diag(1 - A.sum(1))  # Eq. 7
 
 
-def step_size(
-    W: Tensor, sigma: Tensor | float, mass: float, penalty: Penalty = "exponential"
-) -> Tensor:
-    """The largest α_k with ``ξ_ii ≥ 1 − mass`` for every client; 0 where all A' vanish."""
-    return largest_step(slope(squared_distances(W), sigma, penalty), mass)
+def step_size(slopes: Tensor, sigma: Tensor | float) -> Tensor:
+    """The largest α_k with which nobody gives another model more weight than A'(0) α_k = its own.
+
+    >>> slopes = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.5], [0.0, 0.5, 0.0]])
+    >>> weights(slopes, step_size(slopes, sigma=1.0))
+    tensor([[0.6000, 0.4000, 0.0000],
+            [0.4000, 0.4000, 0.2000],
+            [0.0000, 0.2000, 0.8000]])
+    """
+    return 1 / (1 / sigma + slopes.sum(1).max())
 
 
-def largest_step(slopes: Tensor, mass: float) -> Tensor:
-    """As :func:`step_size`, from the slopes A' ``[m, m]``."""
-    largest = slopes.sum(1).max()
-    return torch.where(largest > TINY, mass / largest, 0.0)
-
-
-def median_width(W: Tensor, factor: float) -> Tensor:
-    """σ as a multiple of the median squared distance, 1 where all models are the same."""
-    return width_of(squared_distances(W), factor)
-
-
-def width_of(distances: Tensor, factor: float) -> Tensor:
-    """As :func:`median_width`, from the squared distances ``[m, m]``."""
-    width = factor * off_diagonal(distances).median()
-    return torch.where(width > TINY, width, 1.0)
-
-
-def spread(A: Tensor, mass: float) -> Tensor:
-    """Scale every row's off-diagonal weights to sum to ``mass``; rows without any stay as is."""
+def safe(A: Tensor) -> Tensor:
+    """Scale down the rows whose off-diagonal weights sum to more than one."""
     others = A.clone().fill_diagonal_(0)
     total = others.sum(1, keepdim=True)
-    others = torch.where(total > 0, mass * others / total, 0.0)
+    others = torch.where(total > 1, others / total.clamp(min=TINY), others)
     return others + torch.diag(1 - others.sum(1))
 
 
@@ -151,45 +127,34 @@ class FedAMP(Attentive):
     Fields:
         penalty: the function A: ``exponential`` (1 − e^{−s/σ}), ``scad`` (smoothly clipped absolute
             deviation) or ``mcp`` (minimax concave penalty); the last two give weight zero to
-            clients beyond 3.7σ and 3σ. For a width other than ``auto``.
-        sigma: width σ of the attention; ``auto`` is the squared distance that the clients' own
-            sampling noise explains, with weight zero from twice that value on; ``median`` follows
-            the median squared distance.
-        alpha: step size α_k; ``auto`` is as large as ``mass`` allows; ``theory`` is lam/√T.
+            clients beyond 3.7σ and 3σ.
+        sigma: width σ of the attention; ``median`` follows the median squared distance.
+        sigma_factor: ``median`` sigma in units of the median squared distance.
+        alpha: step size α_k; ``auto`` is the largest at which no other model gets more weight than
+            a client's own; ``theory`` is lam/√T.
         alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
         alpha_every: rounds between two reductions of alpha.
-        mass: with ``alpha = "auto"``, the most weight a client gives to others (with a sigma that
-            is not ``auto``, the best connected client gives exactly this); ``auto`` lets a client's
-            own model count as one at distance 0.
-        attention_mass: ``symmetric`` has one α_k for all, so that only the best connected client
-            gives all of ``mass``; ``rows`` has one α_k per client.
-        sigma_factor: ``median`` sigma in units of the median squared distance.
-        sigma_freeze: keep the ``median`` sigma of the first exchange.
         lam: λ of the paper; the proximal coefficient is then lam/alpha. None uses ``prox``.
         prox: the proximal coefficient λ/α_k itself.
         start: local training starts from the ``cloud`` model u_i or from the client's own
             (``self``).
         safe_attention: scale down rows whose weights on others sum to more than one.
-        predict_with: the client's ``own`` model w_i, the newest ``cloud`` model u_i, ``both`` with
-            equal weight, or the better of them on ``validation`` data.
+        predict_with: the client's ``own`` model w_i, or the newest ``cloud`` model u_i.
         initial: the clients' models are one ``common`` model before round 0, or ``independent``.
         objective: log Σ F_i(w_i) + λ Σ A in every round, over the clients that have uploaded.
     """
 
     penalty: Penalty = "exponential"
-    sigma: Positive | Literal["auto", "median"] = "auto"
+    sigma: Positive | Literal["median"] = "median"
+    sigma_factor: Positive = 0.1
     alpha: NotNegative | Literal["auto", "theory"] = "auto"
     alpha_gamma: ShareAboveZero = 1.0
     alpha_every: Count = 30
-    mass: Share | Auto = "auto"
-    attention_mass: Literal["symmetric", "rows"] = "rows"
-    sigma_factor: Positive = 0.25
-    sigma_freeze: bool = False
     lam: NotNegative | None = None
     prox: NotNegative = 1e-4
     start: Literal["cloud", "self"] = "cloud"
     safe_attention: bool = True
-    predict_with: PredictWith = "validation"
+    predict_with: PredictWith = "own"
     initial: Initial = "common"
     objective: bool = False
 
@@ -205,26 +170,21 @@ class FedAMP(Attentive):
 
     def check_together(self) -> None:
         """Refuse fields that would have no effect, and a value that lacks what it needs."""
-        refuse_unrelated("fedamp", "sigma", self.sigma, self.initial)
         if self.lam is None and (self.alpha == "theory" or self.objective):
             field = "alpha = 'theory'" if self.alpha == "theory" else "objective = true"
             raise ConfigError(f"fedamp: {field} needs λ, and lam is not given; set lam, such as 1")
+        numeric = "a numeric alpha"
         idle = {
-            "lam": self.lam is not None and self.alpha == "auto",
-            "alpha_gamma": self.alpha_gamma != 1 and isinstance(self.alpha, str),
-            "objective": self.objective and isinstance(self.sigma, str),
-            "mass": self.mass != "auto" and self.alpha != "auto",
-            "penalty": self.penalty != "exponential" and self.sigma == "auto",
-            "sigma_freeze": self.sigma_freeze and self.sigma != "median",
+            "lam": (self.lam is not None and self.alpha == "auto", numeric),
+            "alpha_gamma": (self.alpha_gamma != 1 and isinstance(self.alpha, str), numeric),
+            "objective": (self.objective and self.sigma == "median", "a numeric sigma"),
         }
-        needs = {"penalty": "a numeric sigma or sigma = 'median'", "mass": "alpha = 'auto'"}
-        needs |= {"sigma_freeze": "sigma = 'median'", "objective": "a numeric sigma"}
-        for field in (name for name, without_effect in idle.items() if without_effect):
-            raise ConfigError(
-                f"fedamp: {field} = {getattr(self, field)!r} has no effect with sigma = "
-                f"{self.sigma!r} and alpha = {self.alpha!r}; it needs "
-                f"{needs.get(field, 'a numeric alpha')}"
-            )
+        for field, (without_effect, needs) in idle.items():
+            if without_effect:
+                raise ConfigError(
+                    f"fedamp: {field} = {getattr(self, field)!r} has no effect with sigma = "
+                    f"{self.sigma!r} and alpha = {self.alpha!r}; it needs {needs}"
+                )
 
     @property
     def reports(self) -> bool:
@@ -257,52 +217,23 @@ class FedAMP(Attentive):
         """A function that computes ξ between some clients in this round."""
 
         def weigh(members: Tensor) -> Tensor:
-            slopes, most = self._slopes(server, members, round)
+            distances = squared_distances(round.trainable(server.models[members]))
+            sigma = self._sigma(distances)
+            slopes = slope(distances, sigma, self.penalty)
             alpha = self._alpha(round.index, round.horizon, round.lr)
-            by_row = self.attention_mass == "rows"
-            if alpha is not None:
-                A = weights(slopes, alpha)
-            elif self.mass == "auto":
-                A = shared(slopes, most, by_row)
-            elif self.sigma == "auto":
-                A = safe(shared(slopes, most, by_row), self.mass)
-            else:
-                A = weights(slopes, largest_step(slopes, self.mass))
-                A = spread(A, self.mass) if by_row else A
+            A = weights(slopes, step_size(slopes, sigma) if alpha is None else alpha)
             return safe(A) if self.safe_attention else A
 
         return weigh
 
-    def _slopes(
-        self, server: Uploads, members: Tensor, round: Round
-    ) -> tuple[Tensor, Tensor | float]:
-        """A' between some clients ``[m, m]``, zero on the diagonal, and A'(0)."""
-        if self.sigma == "auto":
-            return alike(server, members), 1.0
-        distances = squared_distances(round.trainable(server.models[members]))
-        sigma = self._sigma(server, distances)
-        return slope(distances, sigma, self.penalty), 1 / sigma
-
-    def _sigma(self, server: Uploads, distances: Tensor) -> Tensor | float:
-        if not isinstance(self.sigma, str):
-            return self.sigma
-        if self.sigma_freeze and server.sigma > 0:
-            return server.sigma
-        return width_of(distances, self.sigma_factor)
-
-    def seen(self, W: Tensor, start: Tensor, noise: Tensor) -> Seen:
-        """Models are compared by their distance."""
-        return Seen(W - start[: W.shape[1]], noise.to(torch.float64))
+    def _sigma(self, distances: Tensor) -> Tensor | float:
+        if self.sigma == "median":
+            return self.sigma_factor * median_of(distances)
+        return self.sigma
 
     def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
-        """Store and compare the uploads, and record the weights that the round applied."""
+        """Store the uploads, and record the weights that the round applied."""
         new = server._replace(applied=remembered(server, round, self._weigh(server, round)))
-        if self.sigma == "auto":
-            seen = self.seen(round.trainable(uploads.w), server.start, uploads.noise)
-            new = compared(new, seen, round)
-        elif self.sigma_freeze and server.sigma == 0 and len(uploads.w) > 1:
-            width = median_width(round.trainable(uploads.w), self.sigma_factor)
-            new = new._replace(sigma=width)
         new = stored(new, uploads, round)
         return new._replace(objective=self._objective(new, round)) if self.objective else new
 
@@ -314,7 +245,7 @@ class FedAMP(Attentive):
         """``Σ F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²)`` of the clients that have uploaded."""
         members = server.seen.nonzero().flatten()
         distances = squared_distances(round.trainable(server.models[members]))
-        tie = penalty_of(distances, self._sigma(server, distances), self.penalty).triu(1).sum()
+        tie = penalty_of(distances, self._sigma(distances), self.penalty).triu(1).sum()
         fit: Tensor = server.losses[members].to(torch.float64).sum()
         return fit + (self.lam or 0.0) * tie
 

@@ -41,8 +41,10 @@ from ..core.tree import Bank, Parcels, Tree
 from ..errors import ConfigError, did_you_mean
 from .features import entrance
 
-# This method itself, and one whose messages have a shape that depends on who takes part.
-UNFIT = ("fedcollab", "fedala")
+UNFIT = {
+    "fedcollab": "coalitions within coalitions are not formed",
+    "fedala": "its messages have a shape that depends on who takes part",
+}
 RATE = 2.0  # of the classifiers' steps; samples have length one
 
 
@@ -142,6 +144,11 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
         from . import ALGORITHMS  # the table has this method, too
 
         names = [name for name in ALGORITHMS if name not in UNFIT]
+        if self.inside in UNFIT:
+            raise ConfigError(
+                f"fedcollab: inside = {self.inside!r} cannot train a coalition: "
+                f"{UNFIT[self.inside]}; expected a method like 'fedavg'"
+            )
         if self.inside not in names:
             raise ConfigError(
                 f"fedcollab: inside = {self.inside!r} is no method that can train a coalition; "
@@ -318,6 +325,11 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
     def predictor(self, client: Client, served: Tree, state: Any) -> Mixture:
         """As the method inside."""
         return self._inner.predictor(client, served, state)
+
+    def observed(self, server: Server) -> dict[str, Any]:
+        """The coalition of each client, once they have formed."""
+        at = server.coalition.tolist()
+        return {"coalition": at} if min(at) >= 0 else {}
 
     def collaboration(self, server: Server, shown: Tree, round: Round) -> Tensor:
         """The shares of samples in the coalition, among those of each client's last round."""

@@ -18,10 +18,8 @@ A method without a rule is refused, with the reason (``REFUSALS``).
 
 Notes:
     FedFomo's newcomer weighs all clients' models, not ``downloads`` of them.
-    FedAMP with ``sigma = "auto"`` takes distances in units of the clients' sampling noise, which a
-    finished run does not keep. The unit is the distance to the nearest client, which is at least
-    the newcomer's own noise. After one short training from the average the newcomer still gives
-    weight to unlike clients; this ends within a few rounds.
+    After one short training from the average FedAMP's newcomer still gives weight to unlike
+    clients; this ends within a few rounds.
 """
 
 from collections.abc import Callable
@@ -33,12 +31,12 @@ from torch import Tensor
 from ..adapt import Adapted
 from ..core.algorithm import AnyAlgorithm, GlobalModel, Mixture, Round, single
 from ..core.client import Client
-from ..core.mixing import distances_between, mix, shares
+from ..core.mixing import mix, shares
 from ..core.tree import Bank
 from ..errors import ConfigError
 from .apfl import APFL
-from .attention import STRANGER, TINY, Attentive, Uploads
-from .cfl import CFL
+from .attention import TINY, Attentive, Uploads
+from .cfl import Dividing
 from .circle import Circle
 from .cobo import CoBo
 from .ditto import Ditto
@@ -157,20 +155,10 @@ def _attention(algorithm: Attentive, client: Client, finals: Finals) -> Joined:
         w = client.tuned(batches=f"join {index}").train(u)
         models = torch.cat([finals.own, w[None]])
         everybody = torch.arange(len(models))
-        xi = algorithm._weigh(_uploads(algorithm, models, finals), finals.round)(everybody)[-1]
+        server = Uploads(models, everybody >= 0, finals.start, models.new_zeros(0, len(models)))
+        xi = algorithm._weigh(server, finals.round)(everybody)[-1]
         u = mix(xi, models)
     return Joined(xi[: len(finals.own)], single(u))
-
-
-def _uploads(algorithm: Attentive, models: Tensor, finals: Finals) -> Uploads:
-    """The server of FedAMP with the models of all clients and, in the last row, the newcomer's."""
-    noise = torch.zeros(len(models), dtype=torch.float64)
-    where = algorithm.seen(finals.round.trainable(models), finals.start, noise).points
-    distances = distances_between(where[-1:], where[:-1])
-    z = torch.full((len(models), len(models)), STRANGER, dtype=torch.float64)
-    z[-1, :-1] = distances / distances.min().clamp(min=TINY)
-    none, seen = models.new_zeros(0, len(models)), torch.ones(len(models), dtype=torch.bool)
-    return Uploads(models, seen, finals.start, noise[:1].sum(), none, none, noise, z)
 
 
 def _components(algorithm: FedEM, client: Client, finals: Finals) -> Joined:
@@ -187,7 +175,7 @@ def _chosen(algorithm: IFCA, client: Client, finals: Finals) -> Joined:
     return Joined(_members(cluster == best, finals), single(w))
 
 
-def _lowest(algorithm: CFL | Circle, client: Client, finals: Finals) -> Joined:
+def _lowest(algorithm: Dividing | Circle, client: Client, finals: Finals) -> Joined:
     models, cluster = _clusters(finals)
     best = client.map(lambda w: client.loss(w, "val"), models).argmin()
     return Joined(_members(cluster == best, finals), single(models[best]))
@@ -217,7 +205,7 @@ RULES: dict[type, Rule] = {
     FedeRiCo: _posterior,
     Attentive: _attention,
     IFCA: _chosen,
-    CFL: _lowest,
+    Dividing: _lowest,
     Circle: _lowest,
     FedEM: _components,
 }

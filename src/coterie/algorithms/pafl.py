@@ -272,11 +272,9 @@ class PaFL(Personalising):
         tau: temperature τ of the distillation.
         alpha: weight α of the distillation.
         kd_form: ``hinton``, ``paper`` or ``yu_code``.
-        kd_step: ``bounded`` or ``full`` steps of the distillation.
         lam: strength λ of EWC; ``auto`` is 1 / (η max M).
         fisher_kind: ``empirical``, ``true`` or ``batch_mean``.
         fisher_data: ``server_aux``, ``client_train``, ``aggregate`` or ``auto``.
-        ewc_step: ``explicit``, ``implicit`` (stable for any λ) or ``auto``.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: the server's step η_g.
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
@@ -288,11 +286,9 @@ class PaFL(Personalising):
     tau: Positive = 6.0
     alpha: Share = 0.95
     kd_form: Form = "hinton"
-    kd_step: DistillStep = "bounded"
     lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
-    ewc_step: Step = "auto"
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
     checkpoint: Checkpoint = "last"
@@ -314,5 +310,4 @@ class PaFL(Personalising):
     def options(self) -> Options:
         """The constants of all losses."""
         terms = Terms(self.tau, self.alpha, self.kd_form)
-        elastic = self.lam, self.fisher_kind, self.fisher_data, self.ewc_step
-        return Options(terms, *elastic, kd_step=self.kd_step)
+        return Options(terms, self.lam, self.fisher_kind, self.fisher_data)

@@ -4,15 +4,15 @@
     t ≥ T/2:    (1 − α) CE(C) + α τ² KL(G, C)                G the received model, frozen
 
 Travels: as FedAvg, from T/2 on also the loss before and after training. From T/2 on each minibatch
-costs a second gradient and two forward passes of the teacher.
+costs a forward pass of the teacher, in ``pafl_kd_bounded`` two and a second gradient.
 
 Notes:
     The loss is that of ``adapt = "kd"``, with its three forms; the line above is ``hinton``, our
     default. ``paper`` (P3 Eq. 6 as printed) multiplies the rate by 34 (reading P3-2).
     α τ² KL has a curvature above 100 on ordinary clients, and a step of rate η overshoots beyond
-    2/η (P3-3). ``kd_step = "bounded"``, the default, measures the curvature along every step by a
+    2/η (P3-3). ``pafl_kd_bounded``, which is ours, measures the curvature along every step by a
     second gradient and shortens a step that would pass the smallest loss on its line (exact on a
-    quadratic). Steps that do not overshoot are the papers'.
+    quadratic). Steps that do not overshoot are the paper's.
     At C = G the divergence has no gradient, so ``hinton`` at first moves as FedAvg at (1 − α) of
     the rate: compare H_KD also with FedAvg at a twentieth of the rate from T/2 on (P3-7).
 """
@@ -20,7 +20,7 @@ Notes:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..adapt.kd import DistillStep, Form, Terms
+from ..adapt.kd import Form, Terms
 from ..core.ranges import Positive, Share
 from .fedavg import Weighting
 from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
@@ -35,8 +35,6 @@ class PaFLKD(Personalising):
         alpha: the weight α; on the teacher in ``hinton`` and ``yu_code``, on the labels in
             ``paper``.
         kd_form: ``hinton``, ``paper`` (P3 Eq. 6 as printed) or ``yu_code`` (public code).
-        kd_step: ``bounded`` shortens a step that would pass the smallest loss on its line;
-            ``full`` takes every step at the whole rate, as the paper does.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: the server's step η_g.
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
@@ -45,7 +43,6 @@ class PaFLKD(Personalising):
     tau: Positive = 6.0
     alpha: Share = 0.95
     kd_form: Form = "hinton"
-    kd_step: DistillStep = "bounded"
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
     checkpoint: Checkpoint = "last"
@@ -61,4 +58,19 @@ class PaFLKD(Personalising):
     @property
     def options(self) -> Options:
         """The constants of the distillation."""
-        return Options(Terms(self.tau, self.alpha, self.kd_form), kd_step=self.kd_step)
+        return Options(Terms(self.tau, self.alpha, self.kd_form))
+
+
+@dataclass(frozen=True)
+class PaFLKDBounded(PaFLKD):
+    """H_KD whose steps end before the loss rises.
+
+    Fields are those of PaFL-KD.
+    """
+
+    title: ClassVar[str] = "PaFL-KD, bounded"
+
+    @property
+    def options(self) -> Options:
+        """The constants of the distillation."""
+        return super().options._replace(kd_step="bounded")

@@ -2,20 +2,20 @@
 
 Objective: Σ_i p_i F_i^{q+1} / (q+1), with F_i the training loss of the received model θ.
 
-    ω_i = p_i F_i^q / Σ_j p_j F_j^q;   θ⁺ = θ + η_g Σ_i ω_i (θ_i − θ)          (normalised)
-
-or, with L = 1/η and g_i = L(θ − θ_i), the step of the original (lipschitz):
-
-    Δ_i = F_i^q g_i
+    Δ_i = F_i^q g_i,   g_i = L(θ − θ_i),   L = 1/η
     h_i = q F_i^{q−1} ‖g_i‖² + L F_i^q
     θ⁺  = θ − η_g (Σ_i p_i Δ_i) / (Σ_i p_i h_i)
+
+``step = "normalised"`` is P3's account of it, an average weighted by losses:
+
+    ω_i = p_i F_i^q / Σ_j p_j F_j^q;   θ⁺ = θ + η_g Σ_i ω_i (θ_i − θ)
 
 Travels: θ down, θ_i, the sample count and F_i up.
 
 Notes:
-    The original divides by h_i, an estimate of the objective's Lipschitz constant: the larger q,
-    the smaller the step. P3 uses the same η for every q: weights that sum to one, the default here
-    (reading P3-9). Both are FedAvg at q = 0. Clients are sampled uniformly and weighed by samples.
+    h_i is an estimate of the objective's Lipschitz constant: the larger q, the smaller the step. P3
+    uses the same η for every q (reading P3-9): weights that sum to one. Both are FedAvg at q = 0.
+    Clients are sampled uniformly and weighed by samples, as in P3.
     Both sums are homogeneous in F^q, which over- and underflows: F_i^q is computed as
     (F_i / F_max)^q, and L cancels out of the weights. 1e-10 is added to every loss.
     η in L is the clients' rate of the round. With momentum or several epochs g_i is not a gradient
@@ -35,7 +35,7 @@ from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
 from .fedavg import Weighting
 
-Step = Literal["normalised", "lipschitz"]
+Step = Literal["lipschitz", "normalised"]
 
 
 class Measured(NamedTuple):
@@ -93,14 +93,14 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
         q: exponent q of the losses, which favours large ones; 0 is FedAvg.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: factor η_g on the server's step.
-        step: ``normalised`` weights sum to one, as in P3; ``lipschitz`` is the step of the
-            original, which shrinks as q grows.
+        step: ``lipschitz`` is the step of the paper, which shrinks as q grows; ``normalised``
+            weights sum to one, as P3 describes it.
     """
 
     q: NotNegative = 1.0
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
-    step: Step = "normalised"
+    step: Step = "lipschitz"
 
     title: ClassVar[str] = "q-FedAvg"
     paper: ClassVar[str] = (

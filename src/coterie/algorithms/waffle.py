@@ -3,33 +3,27 @@
 A model is trained for a requesting agent i* (P4 calls it Alice). Agents run SCAFFOLD's client
 step and send (Δy_i, Δc_i). In round r = 1 … R the server weighs them (Algorithm 1):
 
-    d_i    = ‖c_i⁺ − c_{i*}⁺‖  (``gradient``)  or  ‖Δy_i − Δy_{i*}‖  (``update``)
+    d_i    = ‖Δy_i − Δy_{i*}‖  (``update``)  or  ‖c_i⁺ − c_{i*}⁺‖  (``gradient``)
     dM, dm = largest and smallest of the others
     d_{i*} = dm (1 − (dM − dm)/dM · (1 − Ω(r)))
     a_i    = max(Ψ(r) − (d_i − d_{i*}) / (dM − min_j d_j), 0)
     a      = one-hot(i*) from r ≥ 0.95 R;   α^r = a / Σ a
     ᾱ      = (α^{r−2} + α^{r−1} + α^r) / 3
-    x ← x + η_g Σ ᾱ_i Δy_i;   c ← Σ ᾱ_i c_i⁺  (``recompute``)  or  c + Σ ᾱ_i Δc_i  (``increment``)
+    x ← x + η_g Σ ᾱ_i Δy_i;   c ← c + Σ ᾱ_i Δc_i
     Ω(r) = Ψ(r) = 1 / (1 + exp(slope (r/(R/2) − 1)))                                    (Eq. 4)
 
 Travels: (x, c) down; (Δy_i, Δc_i, whether they are valid) up, once for every requester.
 
 Notes:
-    P4's text compares gradients, its Algorithm 1 the updates Δy_i, whose correction c − c_i hides
-    part of the difference between agents (reading P4-1). ``gradient`` is our default.
-    An agent of weight 0 is sent its own c_i in place of c, so that its correction is 0. As printed
-    its control grows until it overflows (P4-2).
+    P4's Algorithm 1 compares the updates Δy_i, its text gradients, such as the mean gradient c_i⁺
+    of the round's steps (reading P4-1). ``waffle_stable`` is our version of the method.
     Several requesters are independent copies; one upload has an agent's work for all of them. Where
     one copy became NaN or infinite, the agent sets its control for that requester to zero and sends
     zeros and ``valid = False``; the server leaves it out for that requester. Where it is the
     requester itself, its model stays and c starts again at zero.
-    ``c_rule = "increment"`` is printed; it leaves a constant bias c − c_{i*} in Alice's last,
-    local rounds. ``recompute`` removes it and is our default (P4-3).
     The raw weights before the first round are uniform. With two agents all weights are equal until
     the last 5 % of the rounds, and the run warns (P4-5). A missing or rejected agent is left out
     before distances are taken; a missing requester's model and weights do not change.
-    ``screen`` is ours (off as printed): one outlier increases dM, gets weight 0 itself and gives
-    weight to agents of the wrong concept. It tests Δy_i and the vectors that are compared.
 """
 
 import math
@@ -44,7 +38,7 @@ from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
 from ..core.mixing import mix
 from ..core.problem import Problem
-from ..core.ranges import Interval, NotNegative, Number, Positive
+from ..core.ranges import Interval, Number, Positive
 from ..core.tree import Bank, Tree
 from ..errors import ConfigError
 from .erosion import (
@@ -135,23 +129,17 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         offset: rounds by which the schedule Ω is ahead (or, negative, behind).
         psi_slope: slope of Ψ, which decides the agents with weight above 0; None is ``slope``.
         psi_offset: offset of Ψ; None is ``offset``.
-        distance: vectors compared: the agents' mean ``gradient`` c_i⁺ or their ``update`` Δy_i.
-        c_rule: the server's control after a round: ``recompute`` from all agents' controls, or
-            ``increment`` as printed.
+        distance: vectors compared: the agents' ``update`` Δy_i or their mean ``gradient`` c_i⁺.
         server_lr: the server's step η_g.
-        screen: leave out agents whose update is longer than this many times the median; 0 leaves
-            out none, 3 is safe.
     """
 
     requesters: Requesters = "all"
     slope: Annotated[float, Interval(ge=0, le=100)] = 3.2
     offset: Number = 0.0
-    c_rule: Literal["recompute", "increment"] = "recompute"
     server_lr: Positive = 1.0
-    screen: NotNegative = 0.0
     psi_slope: Annotated[float, Interval(ge=0, le=100)] | None = None
     psi_offset: Number | None = None
-    distance: Literal["gradient", "update"] = "gradient"
+    distance: Literal["update", "gradient"] = "update"
 
     title: ClassVar[str] = "WAFFLE"
     paper: ClassVar[str] = (
@@ -188,10 +176,9 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return Copies(x, zero, uniform, uniform, uniform, controls), kept
 
     def download(self, server: Copies, round: Round) -> Shared:
-        """Every requester's model and control; an agent of weight 0 gets its own control."""
-        counts = (server.weights[:, round.clients].T > 0)[..., None]  # [m, R, 1]
-        c = torch.where(counts, server.c, server.controls[round.clients])
-        return Shared(rows(server.x, len(round.clients)), c)
+        """Every requester's model and control."""
+        count = len(round.clients)
+        return Shared(rows(server.x, count), rows(server.c, count))
 
     def local(self, client: Client, received: Shared, state: Kept) -> tuple[Work, Kept]:
         """SCAFFOLD's client step for every requester."""
@@ -227,11 +214,12 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         dy, control = uploads.dy[valid, k], controls[here.clients, k]
         weights, raw = self._weigh(dy, control, at, previous, before, here)
         shares = weights[here.clients]
-        if self.c_rule == "increment":
-            c = c + mix(shares, uploads.dc[valid, k])
-        else:
-            c = mix(shares, control)
+        c = self._control(c, shares, uploads.dc[valid, k], control)
         return x + self.server_lr * mix(shares, dy), c, raw, previous, weights
+
+    def _control(self, c: Tensor, shares: Tensor, dc: Tensor, control: Tensor) -> Tensor:
+        """The server's control, from the agents' changes and their controls after the round."""
+        return c + mix(shares, dc)
 
     def _weigh(
         self, dy: Tensor, control: Tensor, at: int, previous: Tensor, before: Tensor, round: Round
@@ -239,7 +227,7 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         """Smoothed and raw weights ``[K]``, zero for agents that are absent or screened out."""
         r, R = round.index + 1, round.horizon
         compared = round.trainable(control if self.distance == "gradient" else dy)
-        fine = self._screened(round.trainable(dy), at) & self._screened(compared, at)
+        fine = self._counts(round.trainable(dy), at) & self._counts(compared, at)
         kept = fine.nonzero().flatten()
         present, me = round.clients[kept], int((kept < at).sum())  # me: index among those kept
         omega, psi = self._turns(r, R)
@@ -255,13 +243,9 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         offset = self.offset if self.psi_offset is None else self.psi_offset
         return schedule(r, horizon, self.slope, self.offset), schedule(r, horizon, slope, offset)
 
-    def _screened(self, vectors: Tensor, at: int) -> Tensor:
-        """Which agents' vectors are short enough to be compared; the requester's always is."""
-        norm = lengths(vectors)
-        if not self.screen:
-            return norm.isfinite()
-        fine = norm <= self.screen * norm.median()
-        return fine.index_fill(0, torch.tensor(at, device=fine.device), True)
+    def _counts(self, vectors: Tensor, at: int) -> Tensor:
+        """Which agents' vectors can be compared; ``at`` is the requester."""
+        return lengths(vectors).isfinite()
 
     def serve(self, server: Copies, round: Round) -> Bank:
         """Every requester's model, sent to that requester."""

@@ -98,7 +98,7 @@ CHANGES: dict[str, Change] = {
 DOORS = {"door": 0.5, "bait": 0.25}  # the share of an attacker's images that show the trigger
 ADAPTIVE = {
     **{"fedfomo": "bait", "fedfomo_ma": "bait", "fedamp": "hug", "heurfedamp": "hug"},
-    **{"waffle": "ruler", "erosion": "ruler"},
+    **{"waffle": "ruler", "waffle_stable": "ruler", "erosion": "ruler"},
 }
 ATTACKS = {
     **{"A0": "none", "A1": "flip", "A2": "sign", "A2x3": "sign3", "A3": "gauss"},

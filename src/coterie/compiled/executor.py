@@ -201,15 +201,13 @@ def _trial(call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> Trace
         raise TraceError(f"it cannot be compared in float64: {error}") from error
 
 
-def _trace(
-    call: Call, inputs: tuple[Tree, ...], *, plain: bool = False, double: bool = False
-) -> tuple[Trace, Tree]:
+def _trace(call: Call, inputs: tuple[Tree, ...], *, double: bool = False) -> tuple[Trace, Tree]:
     """A trace of a call, and the call's result; with ``double`` the call computes in float64."""
     copies = list(map(_copied, tensors(inputs)))  # so that no tensor occurs twice
     exactly = InDouble() if double else nullcontext()
     with Tracer(copies) as tracer, exactly, ManyClients():
         result = call(*unflatten(inputs, iter(copies)))
-    return Trace(tracer, tensors(result), plain=plain), result
+    return Trace(tracer, tensors(result)), result
 
 
 class _Replay:
@@ -239,7 +237,7 @@ class _Replay:
 
     def compile(self, call: Call, inputs: tuple[Tree, ...], *, double: bool = False) -> None:
         """Replace the loops by C++, written from a trace of the first client alone."""
-        alone, _ = _trace(call, tuple(map(_first, inputs)), plain=True, double=double)
+        alone, _ = _trace(call, tuple(map(_first, inputs)), double=double)
         self._trace.compile(alone)
 
     def uncompile(self) -> None:

@@ -116,6 +116,22 @@ class Mixture(NamedTuple):
     models: Tensor  # [r, P]
 
 
+class Recalling(NamedTuple):
+    """A predictor that also looks samples up in what its client remembers (adapt.knn)."""
+
+    weights: Tensor  # [r]
+    models: Tensor  # [r, P]
+    memory: Tree  # one row per model
+
+    @property
+    def mixture(self) -> Mixture:
+        """The models alone: a memory never leaves the client."""
+        return Mixture(self.weights, self.models)
+
+
+Predictor = Mixture | Recalling
+
+
 def single(w: Tensor) -> Mixture:
     """The predictor that consists of one model."""
     return Mixture(w.new_ones(1), w.unsqueeze(0))

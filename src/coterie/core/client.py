@@ -14,6 +14,7 @@ from torch.func import grad, vmap
 
 from . import calls, random, tree
 from .batches import EVALUATION_BLOCK, Batch, Batches, Loss, Shape, SplitName, View, drawn
+from .losses import losses_of, of_mixture, refuse_own
 from .optim import OptimizerStates, Recipe, Statistics, shortened
 from .problem import Problem
 from .shards import Shards, Split
@@ -217,7 +218,7 @@ class Client:
 
     def losses_of(self, output: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample, given the model's outputs for the batch."""
-        found = per_sample(output, batch.y, regression=self._problem.regression)
+        found = losses_of(output, batch.y, self._problem.regression, self._problem.loss)
         return self._weighed(found, batch)
 
     def _weighed(self, found: Tensor, batch: Batch) -> Tensor:
@@ -228,6 +229,7 @@ class Client:
 
     def mixture_losses(self, weights: Tensor, models: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample ``[B]`` for the weighted mixture of models ``[r, P]``."""
+        refuse_own(self._problem.loss)
         training = batch.training
         outputs = torch.stack([self.outputs(w, batch, training=training) for w in models])
         regression = self._problem.regression
@@ -447,40 +449,6 @@ def descend(client: Client, w: Tensor, g: Tensor, rate: Tensor | float) -> Tenso
     """``w − rate · g`` for the parameters; batch-norm statistics in ``w`` stay unchanged."""
     moved = client.trainable(w) - rate * client.trainable(g)
     return torch.cat([moved, w[len(moved) :]])
-
-
-# ---- losses per sample, from a model's outputs ---------------------------------------------------
-
-
-def per_sample(output: Tensor, y: Tensor, *, regression: bool) -> Tensor:
-    """The loss of every sample ``[B]``: cross-entropy or half the squared error.
-
-    If a sample has a target at every position ``[B, T]``, its loss is the mean over positions.
-    """
-    if regression:
-        return 0.5 * (output.squeeze(-1) - y) ** 2
-    chosen = output.log_softmax(-1).gather(-1, y.unsqueeze(-1))
-    return -over_positions(chosen.squeeze(-1))
-
-
-def of_mixture(weights: Tensor, outputs: Tensor, y: Tensor, *, regression: bool) -> Tensor:
-    """The loss of every sample ``[B]`` for a weighted mixture of model outputs ``[r, B, ...]``.
-
-    Class probabilities are mixed; for a regression, the predicted values.
-    """
-    if regression:
-        return 0.5 * (weights @ outputs.squeeze(-1) - y) ** 2
-    each = outputs.log_softmax(-1).gather(-1, y.expand(len(outputs), *y.shape)[..., None])
-    logs = each.squeeze(-1)
-    top = logs.max(0).values.detach()
-    each = (logs - top).exp()  # not logsumexp: a weight may be 0
-    total = weights @ each if y.ndim == 1 else (weights @ each.flatten(1)).view(y.shape)
-    return -over_positions(total.clamp(min=torch.finfo(total.dtype).tiny).log() + top)
-
-
-def over_positions(values: Tensor) -> Tensor:
-    """The value of every sample ``[B]``: its mean over positions where there are any ``[B, T]``."""
-    return values.mean(-1) if values.ndim > 1 else values
 
 
 def mean(values: Tensor, mask: Tensor | None) -> Tensor:

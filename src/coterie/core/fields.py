@@ -47,7 +47,9 @@ def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
     """
     made_by_init = isinstance(owner, type) and not dataclasses.is_dataclass(owner)
     hints = typing.get_type_hints(owner.__init__ if made_by_init else owner, include_extras=True)
-    told = meanings(owner)
+    told: dict[str, str] = {}
+    for kind in reversed(owner.__mro__ if isinstance(owner, type) else (owner,)):
+        told |= meanings(kind)
     defaults: dict[str, Any] = {}
     if dataclasses.is_dataclass(owner):
         for field in dataclasses.fields(owner):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CoterieError, EngineError
-from .algorithm import AnyAlgorithm, Mixture
+from .algorithm import AnyAlgorithm, Mixture, Predictor, Recalling
 from .policies import Wrapper
 from .rows import RowTable, StateRows
 from .tree import Bank, Tree, flatten
@@ -180,9 +180,9 @@ def _listed(parts: dict[str, Any]) -> str:
     return ", ".join(path.removeprefix(".") or "one tensor" for path in parts) or "none"
 
 
-def checked_mixture(algorithm: AnyAlgorithm, made: Any, parameters: int) -> Mixture:
+def checked_mixture(algorithm: AnyAlgorithm, made: Any, parameters: int) -> Predictor:
     """What ``predictor`` returned: weights ``[r]`` and models ``[r, P]``."""
-    if not isinstance(made, Mixture):
+    if not isinstance(made, Mixture | Recalling):
         raise _wrong(algorithm, "predictor", kind(made), "a Mixture(weights [r], models [r, P])")
     _check_arrays(algorithm, "predictor", "mixture", made)
     wanted = [*made.weights.shape, parameters]

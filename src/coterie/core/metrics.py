@@ -7,7 +7,7 @@ better, whatever the metric.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ class Metric:
     higher_is_better: bool = True
     probabilities: bool = False  # reads probabilities, not only the most likely class
     test: str = "strata"  # of the gain of one predictor over another, see core.paired_tests
+    losses: Callable[[Array, Array], Floats] | None = None  # of each sample, of one's own metric
     by_share: bool = False  # reads signed weights, see _share_weighted_accuracy
     unit: str = ""  # added where a table names the metric
     lowest: float = 0.0  # of all possible scores
@@ -87,6 +88,103 @@ def _ratio(over: Floats, under: Floats) -> Floats:
     none = np.full(np.broadcast_shapes(over.shape, under.shape), math.nan)
     found: Floats = np.divide(over, under, out=none, where=under > 0)
     return found
+
+
+# ---- metrics of one's own --------------------------------------------------------------------
+
+
+class OwnMetric:
+    """A metric of one's own: extend it, and define ``each`` or else ``score``.
+
+    ``outputs`` are probabilities ``[n, C]``, or predictions ``[n]`` where ``targets`` are numbers.
+    A mean over samples is tested in pairs, any other metric by resampling.
+    """
+
+    title: str = ""  # as written in a table; by default the name of the class
+    targets: Literal["classes", "numbers"] = "classes"  # what it can score
+    higher_is_better: bool = True
+    percent: bool = False  # scores are percents
+
+    def each(self, outputs: Array, targets: Array) -> Array:
+        """The value of each sample ``[n]``, of which the score is the mean."""
+        raise NotImplementedError
+
+    def score(self, outputs: Array, targets: Array, weights: Floats) -> float:
+        """The score where sample j counts ``weights[j]`` times."""
+        raise NotImplementedError
+
+
+class _Each(OwnMetric):
+    """A function that gives the value of each sample; larger is better."""
+
+    def __init__(self, function: Callable[[Array, Array], Array]) -> None:
+        self.each = function  # type: ignore[method-assign, assignment]
+        self.title = function.__name__.replace("_", " ")
+
+
+def register(name: str, own: Any) -> None:
+    """Add the row of an OwnMetric, or of a function that gives a value per sample."""
+    own = own() if isinstance(own, type) else own
+    own = own if isinstance(own, OwnMetric) else _Each(own)
+    means = "each" in vars(own) or type(own).each is not OwnMetric.each
+    if not means and type(own).score is OwnMetric.score:
+        raise ConfigError(f"run.metric: '{name}' defines neither 'each' nor 'score'")
+    sign = 1.0 if own.higher_is_better else -1.0
+
+    def losses(outputs: Array, targets: Array) -> Floats:
+        values = np.asarray(own.each(outputs, targets), dtype=np.float64)
+        if values.shape != (len(targets),):
+            raise ConfigError(
+                f"run.metric: '{name}' gives values of shape {list(values.shape)} for "
+                f"{len(targets)} samples; expected one per sample, or a class with 'score'"
+            )
+        return np.where(np.isfinite(values), -sign * values, math.inf)
+
+    def whole(outputs: Array, targets: Array, weights: Floats) -> Floats:
+        return np.array([own.score(outputs, targets, one) for one in weights], dtype=np.float64)
+
+    def mean(outputs: Array, targets: Array, weights: Floats) -> Floats:
+        return -sign * _mean_loss(name)(outputs, targets, weights)
+
+    METRICS[name] = Metric(
+        name,
+        own.title or type(own).__name__,
+        mean if means else whole,
+        own.targets,
+        percent=own.percent,
+        higher_is_better=own.higher_is_better,
+        probabilities=own.targets == "classes",
+        test="means" if means else "strata",
+        lowest=-math.inf,
+        highest=math.inf,
+        losses=losses if means else None,
+    )
+
+
+FACTS = ("title", "targets", "percent", "higher_is_better")
+
+
+def facts(name: str) -> dict[str, Any]:
+    """What a folder keeps of a metric of one's own, for readers that lack its code."""
+    return {key: getattr(METRICS[name], key) for key in FACTS}
+
+
+def read_facts(name: str, stored: Mapping[str, Any]) -> None:
+    """Add the row of a metric whose code is not here: it is shown, and scores nothing new."""
+    if name in METRICS:
+        return
+    title, targets, *flags = (stored.get(key) for key in FACTS)
+    if not isinstance(title, str) or targets not in ("classes", "numbers"):
+        raise ValueError(f"the metric '{name}' is not described")
+
+    class Known(OwnMetric):
+        def score(self, outputs: Array, targets: Array, weights: Floats) -> float:
+            return math.nan
+
+    known = Known()
+    known.title, known.targets = title, targets
+    known.percent, known.higher_is_better = (flag is True for flag in flags)
+    register(name, known)
 
 
 def _accuracy(outputs: Array, targets: Array, weights: Floats) -> Floats:
@@ -160,6 +258,9 @@ def sample_losses(metric: str, outputs: Array, targets: Array) -> Floats:
     RMSE and R² are functions of mean squared errors. A prediction that is not a number has an
     infinite loss.
     """
+    own = METRICS[metric].losses
+    if own is not None:
+        return own(outputs, targets)
     if metric in ("log_loss", "brier"):
         held = np.arange(outputs.shape[1]) == targets[:, None]
         p = outputs.astype(np.float64)
@@ -313,6 +414,16 @@ def mean_known(scores: Floats) -> Floats:
     count = known.sum(-1)
     means: Floats = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
     return means
+
+
+def stalled(means: Sequence[float], metric: str) -> int:
+    """How many evaluations ago the best mean was reached for the first time.
+
+    >>> stalled([50.0, 70.0, 70.0, 60.0], "accuracy")
+    2
+    """
+    signed = np.array(means) * (1.0 if higher_is_better(metric) else -1.0)
+    return len(means) - 1 - int(np.nan_to_num(signed, nan=-math.inf).argmax())
 
 
 def gains(scores: Floats, reference: Floats, metric: str) -> Floats:

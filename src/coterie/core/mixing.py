@@ -99,23 +99,6 @@ def squared_distances(W: Tensor) -> Tensor:
     return distances.fill_diagonal_(0)
 
 
-def distances_between(V: Tensor, W: Tensor) -> Tensor:
-    """``‖v_i − w_j‖²`` for all pairs of rows of two tables, float64.
-
-    A distance within the rounding error is zero. Rows should be near zero.
-    """
-    total = V.new_zeros(len(V), len(W), dtype=torch.float64)
-    square_v, square_w = total[:, :1], total[:1]
-    for v, w in zip(V.split(_COLUMNS, 1), W.split(_COLUMNS, 1), strict=True):
-        v, w = v.to(torch.float64), w.to(torch.float64)
-        square_v = square_v + (v**2).sum(1, keepdim=True)
-        square_w = square_w + (w**2).sum(1)
-        total = total + v @ w.T
-    squares = square_v + square_w
-    distances = squares - 2 * total
-    return torch.where(distances > 1e-13 * squares, distances, 0.0)
-
-
 def cosines(W: Tensor) -> Tensor:
     """``cos(w_i, w_j)`` for all pairs, float64; 0 where a row is zero."""
     products = gram(W)

@@ -186,9 +186,9 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         """The method's models with the statistics appended; an adaptation updates a copy."""
         mine = self._held(served, state)
         holding = client.holding(mine)
-        weights, models = self.algorithm.predictor(holding, served.method, state.method)
-        own = rows(mine.buffers, len(models))
-        return Mixture(weights, client.model.joined(models, own))
+        found = self.algorithm.predictor(holding, served.method, state.method)
+        own = rows(mine.buffers, len(found.models))
+        return found._replace(models=client.model.joined(found.models, own))
 
     def global_model(self, server: Beside) -> Tensor | None:
         """The method's with the server's statistics; None where each client has its own."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, EngineError
 from . import random
 from .flat import FlatModel, build
+from .losses import Losses
 from .optim import Recipe
 from .shards import Shards
 
@@ -50,10 +51,11 @@ class Problem:
         classes: number of classes; 0 means regression.
         shape: of one sample as it is stored.
         stored: number type of the samples as they are stored; int64 are tokens.
-        training_loss: whether an evaluation measures the loss on training data too.
         aux: the server's own samples, as the shard of one client; None where it has none.
         federated: samples that no client holds, on which a global model is scored; or None.
         pool: samples that the server sends to clients; None where clients share none.
+        loss: the loss of each sample ``[B]`` from a model's outputs and the targets; None is
+            cross-entropy, or half the squared error.
         secret: a site's own bytes, which its noise is derived from; None in a simulation.
     """
 
@@ -67,10 +69,10 @@ class Problem:
     seed: int = 0
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
-    training_loss: bool = False
     aux: Shards | None = None
     federated: Shards | None = None
     pool: SharedPool | None = None
+    loss: Losses | None = None
     secret: bytes | None = None
 
     def __post_init__(self) -> None:
@@ -94,11 +96,6 @@ class Problem:
     def regression(self) -> bool:
         """Whether targets are real numbers."""
         return self.classes == 0
-
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """The splits on which a predictor is evaluated."""
-        return ("test", "val", "train") if self.training_loss else ("test", "val")
 
     @property
     def least(self) -> int:

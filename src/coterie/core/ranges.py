@@ -38,16 +38,29 @@ Auto = Literal["auto"]
 class OneOf:
     """The range of a string that must be one of these names: ``Annotated[str, OneOf(NAMES)]``.
 
-    Use it for names from a table, and a ``Literal`` for a few fixed names.
+    Use it for names from a table, and a ``Literal`` for a few fixed names. With ``own`` a name
+    with a colon, of what a user or a program brings, is accepted as well.
     """
 
     names: tuple[str, ...]
+    own: bool = False
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
         """Pydantic's schema for this range: the same as for a ``Literal``."""
         from pydantic_core import core_schema  # slow to import
 
-        return core_schema.literal_schema(list(self.names))
+        named = core_schema.literal_schema(list(self.names))
+        if not self.own:
+            return named
+        brought = core_schema.str_schema(pattern=":", strict=True)
+        message = f"Input should be {self.words(', ')}"
+        return core_schema.union_schema(
+            [named, brought], custom_error_type="name", custom_error_message=message
+        )
+
+    def words(self, between: str = " or ") -> str:
+        """The names as words."""
+        return between.join([*map(repr, self.names), *(["package.module:Class"] * self.own)])
 
 
 def fitted(value: Any, kind: Any) -> Any:
@@ -109,7 +122,7 @@ def in_words(kind: Any) -> str:
         base, *limits = arguments
         for limit in limits:
             if isinstance(limit, OneOf):
-                return " or ".join(map(repr, limit.names))
+                return limit.words()
         return in_words(base) + "".join(_limit(limit) for limit in limits)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)

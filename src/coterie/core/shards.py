@@ -130,20 +130,19 @@ class Shards:
             self, x=torch.cat([self.x, x]), y=torch.cat([self.y, y]), splits=splits, units=units
         )
 
-    def of(self, *clients: int) -> "Shards":
-        """The shards of some clients: only their own samples, under the clients' numbers here."""
-        lists = {name: [self.splits[name].of(k) for k in clients] for name in SPLITS}
-        held = torch.cat([one for parts in lists.values() for one in parts]).unique()
+    def of(self, client: int) -> "Shards":
+        """The shard of one client: only its own samples, under its number here."""
+        lists = {name: self.splits[name].of(client) for name in SPLITS}
+        held = torch.cat([*lists.values()]).unique()
         if not len(held):  # sorted by unique(): literal samples stay last
             held = torch.zeros(1, dtype=torch.int64, device=self.device)
         splits = {}
-        for name, parts in lists.items():
+        for name, mine in lists.items():
             rows = [torch.zeros(0, dtype=torch.int64)] * len(self.splits[name].sizes)
-            for client, mine in zip(clients, parts, strict=True):
-                rows[client] = torch.searchsorted(held, mine)
+            rows[client] = torch.searchsorted(held, mine)
             splits[name] = Ragged(rows, self.device)
         relabel = torch.zeros_like(self.relabel)
-        relabel[list(clients)] = self.relabel[list(clients)]
+        relabel[client] = self.relabel[client]
         literal = None if self.literal is None else int((held < self.literal).sum())
         units = held if self.units is None else self.units[held]
         return replace(

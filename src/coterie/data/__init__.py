@@ -2,9 +2,10 @@
 
 from .datasets import DATASETS, FORMATS, DatasetReader, load
 from .federation import Dataset, Federation
-from .manifest import ClientRow, describe, emd, manifest, remarks
+from .manifest import ClientRow, describe, emd, manifest
 from .partition import PARTITIONS, federate
 from .partitions.base import Partition, Quota
+from .streamed import Streamed
 
 __all__ = [
     "DATASETS",
@@ -16,10 +17,10 @@ __all__ = [
     "Federation",
     "Partition",
     "Quota",
+    "Streamed",
     "describe",
     "emd",
     "federate",
     "load",
     "manifest",
-    "remarks",
 ]

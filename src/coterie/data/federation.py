@@ -10,6 +10,7 @@ data before it is standardised: a change of one client's data changes no other c
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .sources.sheets import InputColumn, TargetColumn
     from .standard import Moments
 
+BLOCK = 1024  # samples that are hashed or looked at together
 Indices = tuple[Tensor, ...]  # a list of sample indices for every client
 
 
@@ -175,13 +177,25 @@ def _facts(federation: Federation, i: int) -> dict[str, object]:
 
 def _of_samples(dataset: Dataset, held: Tensor) -> str:
     """The sha256 of these samples: inputs, targets, and which of them share a unit."""
-    parts = [_bytes(dataset.x[held]), _bytes(dataset.y[held])]
+    parts = [_bytes(dataset.y[held])]
     if dataset.units is not None:
         _, first, unit = np.unique(
             dataset.units[held].numpy(), return_index=True, return_inverse=True
         )
         parts.append(first[unit].astype("<i8").tobytes())
-    return _sha(*parts)
+    return _sha(*parts, begun=_of_inputs(dataset.x, held))
+
+
+def _of_inputs(x: Tensor, held: Tensor) -> "hashlib._Hash":
+    """The digest so far of these inputs, which are read a few at a time, as :func:`_sha` has it."""
+    start = _bytes(torch.empty(0, dtype=x.dtype))
+    shape = [len(held), *x.shape[1:]]
+    header = start[: start.index(b"[")] + f"{shape}".encode()
+    size = math.prod(shape) * x.dtype.itemsize
+    digest = hashlib.sha256((len(header) + size).to_bytes(8, "little") + header)
+    for block in held.split(BLOCK):
+        digest.update(_bytes(x[block], header=False))
+    return digest
 
 
 def combined_fingerprint(clients: tuple[str, ...], seals: tuple[Seal, ...], data: Dataset) -> str:
@@ -192,20 +206,21 @@ def combined_fingerprint(clients: tuple[str, ...], seals: tuple[Seal, ...], data
     return _sha(*parts)[:16]
 
 
-def _bytes(values: Tensor) -> bytes:
-    """The shape, dtype and entries of a tensor as bytes, the same on every machine."""
+def _bytes(values: Tensor, *, header: bool = True) -> bytes:
+    """The dtype, shape and entries of a tensor as bytes, the same on every machine."""
     array = values.detach().cpu().contiguous().numpy()
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return f"{array.dtype.str[1:]}{list(array.shape)}".encode() + little.tobytes()
+    told = f"{array.dtype.str[1:]}{list(array.shape)}".encode() if header else b""
+    return told + little.tobytes()
 
 
 def _text(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-def _sha(*parts: bytes) -> str:
-    """The sha256 of several parts, each prefixed by its length."""
-    digest = hashlib.sha256()
+def _sha(*parts: bytes, begun: "hashlib._Hash | None" = None) -> str:
+    """The sha256 of several parts, each prefixed by its length, after those of ``begun``."""
+    digest = hashlib.sha256() if begun is None else begun
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)

@@ -13,11 +13,12 @@ from ..errors import DataError
 from .arrays import TRAIN, Array, Names, Piece, assemble, refuse_one_class
 from .federation import Dataset
 from .sources.tables import read_table
+from .streamed import Streamed, is_streamed, streamed
 
 NAME = "data"
 EXPECTED = (
     "expected a coterie.data.Dataset, a DataFrame, a pair (X, y), a torch Dataset of such pairs, "
-    "or a dict of site → (X, y) or torch Dataset"
+    "or a dict of site → (X, y), torch Dataset or coterie.data.Streamed(Dataset) for all"
 )
 
 
@@ -40,8 +41,11 @@ def dataset_of(given: Any) -> Dataset | Frame:
         return given
     if hasattr(given, "to_parquet"):  # pandas is imported only by those who use it
         return Frame(given)
-    sites = given if isinstance(given, Mapping) else {"": given}
-    pairs = {str(site): _pair(site, data) for site, data in sites.items()}
+    whole = given if isinstance(given, Mapping) else {"": given}
+    lazy = {str(site): data for site, data in whole.items() if isinstance(data, Streamed)}
+    if lazy and len(lazy) == len(whole):
+        return streamed(NAME, [*lazy.items()], owned=isinstance(given, Mapping))
+    pairs = {str(site): _pair(site, data) for site, data in whole.items()}
     pieces = [
         Piece(x, y, TRAIN, np.full(len(x), number) if isinstance(given, Mapping) else None)
         for number, (x, y) in enumerate(_one_kind(list(pairs.values())))
@@ -58,8 +62,9 @@ def digest(found: Dataset | Frame) -> str:
     if isinstance(found, Frame):
         made.update(found.table.to_csv().encode())
     else:
-        for part in (found.x, found.y, found.owners, found.fixed):
-            made.update(b"-" if part is None else part.contiguous().numpy().tobytes())
+        x = found.x[:: max(1, len(found.x) - 1)] if is_streamed(found) else found.x
+        for part in (x, found.y, found.owners, found.fixed):
+            made.update(b"-" if part is None else part.contiguous().numpy().data)
         made.update(repr((found.owner_names, found.class_names)).encode())
     return made.hexdigest()[:8]
 
@@ -67,6 +72,8 @@ def digest(found: Dataset | Frame) -> str:
 def _pair(site: Any, data: Any) -> tuple[Array, Array]:
     """The samples and targets of one site as arrays."""
     of = f"data of site '{site}'" if site else "data"
+    if isinstance(data, Streamed):
+        raise DataError(f"{of}: found a Streamed Dataset beside others; stream those of all sites")
     if isinstance(data, torch.utils.data.Dataset):
         if not len(data):  # type: ignore[arg-type]
             raise DataError(f"{of}: found an empty Dataset; {EXPECTED}")

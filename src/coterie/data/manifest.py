@@ -84,22 +84,6 @@ def describe(federation: Federation) -> list[ClientRow]:
     ]
 
 
-def remarks(federation: Federation) -> list[str]:
-    """Warnings for the user before training: the clients that lack a kind of data."""
-    found = []
-    for split, meaning in (
-        ("train", "never trained and left out of averages"),
-        ("val", "weighed on their training data instead"),
-        ("test", "without a score"),
-    ):
-        lists: Indices = getattr(federation, split)
-        empty = [n for n, mine in zip(federation.clients, lists, strict=True) if len(mine) == 0]
-        if empty:
-            lacking = f"{len(empty)} clients have no {split} data ({meaning})"
-            found.append(f"{lacking}: {words_of(empty)}")
-    return found
-
-
 def manifest(federation: Federation) -> dict[str, Any]:
     """The full description of a partition as JSON values: a run's ``partition.json``.
 

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 from ..core import random
 from ..core.algorithm import Sharing
+from ..core.losses import Losses
 from ..core.optim import Recipe
 from ..core.problem import Counts, Problem, SharedPool
 from ..core.shards import Ragged, Scaling, Shards
 from .federation import Federation, Indices
 from .manifest import class_counts
+from .streamed import refuse_streamed
 
 
 class Pool(NamedTuple):
@@ -43,6 +45,7 @@ def simulate(
     merge_val: bool = False,
     sharing: Sharing | None = None,
     shares: bool = False,
+    loss: Losses | None = None,
 ) -> Simulation:
     """Make the problem and the shards of a federation.
 
@@ -52,14 +55,13 @@ def simulate(
     shared pool is not counted (reading P1-15). ``shares`` adds the class shares of each client's
     own training and validation data, for metrics that weigh samples by them.
     """
-    device = torch.device(device)
     pool = None if sharing is None else form_pool(federation, sharing, seed)
     train = federation.train if pool is None else pool.train
     if merge_val:
         own = federation.own_val
         train = tuple(torch.cat([a, b]) for a, b in zip(train, own, strict=True))
     lent = tuple(b if len(b) else a for a, b in zip(train, federation.val, strict=True))
-    store = _Samples(federation, device, dtype)
+    store = _Samples(federation, torch.device(device), dtype)
     pooled = None if pool is None else store.as_read(pool.samples, pool.owner)
     aux, judged = _held(federation.aux, store), _held(_judged_together(federation), store)
     lists = {
@@ -67,9 +69,9 @@ def simulate(
         "val": lent,
         "test": federation.test,
     }
-    shards = store.shards({name: Ragged(part, device) for name, part in lists.items()})
+    shards = store.shards({name: Ragged(part, store.device) for name, part in lists.items()})
     if shares:
-        shards = replace(shards, shares=class_shares(federation).to(device))
+        shards = replace(shards, shares=class_shares(federation).to(store.device))
     problem = Problem(
         clients=federation.clients,
         counts=Counts(
@@ -83,13 +85,14 @@ def simulate(
         shape=federation.dataset.x.shape[1:],
         stored=federation.dataset.x.dtype,
         seed=seed,
-        device=device,
+        device=store.device,
         dtype=dtype,
+        loss=loss,
         aux=None if aux is None else _server_shard(shards, aux),
         federated=None if judged is None else _server_shard(shards, judged),
         pool=None
         if pool is None or pooled is None
-        else SharedPool(pool.owner.to(device), shards.x[pooled], shards.y[pooled]),
+        else SharedPool(pool.owner.to(store.device), shards.x[pooled], shards.y[pooled]),
     )
     return Simulation(problem, shards, federation)
 
@@ -119,6 +122,7 @@ class _Samples:
         """Indices of these samples with their owners' labels; adds copies if clients relabel."""
         if not self.relabel.shape[-1] or not len(samples):
             return samples
+        refuse_streamed(self.data, "sharing samples among clients that relabel them")
         first = len(self.y)
         self.literal = first if self.literal is None else self.literal
         samples, owner = samples.to(self.device), owner.to(self.device)

@@ -33,14 +33,6 @@ class SiteSource(NamedTuple):
     original: Sheet | None = None  # the table's cells as they are in the file
 
 
-def local_schema(name: str, options: Mapping[str, Any]) -> Schema:
-    """What one site's data says by itself; ``name`` and ``options`` are those of ``[data]``.
-
-    One class, few rows, or a column without any value are accepted: other sites may have more.
-    """
-    return site_source(name, options).schema
-
-
 def read_with(
     name: str,
     options: Mapping[str, Any],
@@ -97,7 +89,10 @@ def site_federation(
 def site_source(
     name: str, options: Mapping[str, Any], prepare: Callable[[Sheet], Sheet] | None = None
 ) -> SiteSource:
-    """Read and describe what ``[data]`` names; ``prepare`` rewrites the cells of a table."""
+    """Read and describe what ``[data]`` names; ``prepare`` rewrites the cells of a table.
+
+    One class, few rows, or a column without any value are accepted: other sites may have more.
+    """
     if name in DATASETS:
         found = load(name, **options)
         return SiteSource(Schema.of(found), None, found, "all")

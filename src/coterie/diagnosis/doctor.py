@@ -18,7 +18,7 @@ from ..core.inference import smallest_gain
 from ..core.policies import governed
 from ..data.federation import Federation
 from ..data.simulation import Simulation
-from ..engines import auto, cluster, process
+from ..engines import auto, process
 from ..engines.auto import PROBE_STEPS, Candidate
 from ..engines.base import Work
 from ..engines.settings import EngineSettings, Length
@@ -209,8 +209,10 @@ def _cost_facts(
         ("C++ compiler", compiler),
         *said,
     ]
-    if "ray" in (engine.name, run.spread):
-        facts.append(("Ray", cluster.described()))
+    if run.spread is not None:
+        from ..runs.spread import described
+
+        facts.append(("Ray", described()))
     if engine.name == "vmap":  # as it was asked for, fastest or not
         asked = auto.repaid(engine, work, run.rounds)
         return facts, replace(asked, chunk=process.fitting(engine, work)), estimate

@@ -1,7 +1,6 @@
 """The engines that run the clients, each made from the settings that name it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
@@ -30,14 +29,11 @@ def make_engine(
     length: Length = ONE_ROUND,
     *,
     before: Mapping[str, str] | None = None,
-    folder: Path | None = None,
 ) -> Engine:
     """Make the engine that the settings ask for; ``auto`` measures which is the fastest.
 
     ``before`` maps each form of a call (``Form.id``) to the way it was executed before the run was
-    stopped. ``folder`` is for files: the clients of ``wire``, and states on disk; without it they
-    are in the system's folder for temporary files. No setting of the process is changed:
-    ``process.settings`` does that around a run.
+    stopped. No setting of the process is changed: ``process.settings`` does that around a run.
     """
     if settings.name == "remote":
         raise ConfigError(
@@ -47,9 +43,9 @@ def make_engine(
     if settings.name == "wire":
         from .wire import WireEngine
 
-        return WireEngine(shards, threads=settings.threads, home=folder)
+        return WireEngine(shards, threads=settings.threads)
     backend = make_backend(settings, Work(problem, shards), length, before=before)
-    return Simulator(backend, state=settings.state, scratch=folder)
+    return Simulator(backend)
 
 
 def make_backend(
@@ -77,7 +73,6 @@ def make_backend(
         return VmapBackend(
             *on,
             chunk=fitting(settings, on),
-            state=settings.state,
             threads=settings.threads or torch.get_num_threads(),
             trace=bool(settings.trace),
             compiled=bool(settings.compiled),
@@ -85,8 +80,4 @@ def make_backend(
         )
     if name == "loop":
         return LoopBackend(*on, threads=settings.threads)
-    if name == "ray":
-        from .cluster import RayBackend
-
-        return RayBackend(*on, threads=settings.threads)
     raise ConfigError(f"engine '{name}' is unknown; {did_you_mean(name, ENGINES)}")

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -27,13 +27,13 @@ from .. import __version__
 from ..algorithms.local import Local
 from ..core.algorithm import round_of
 from ..core.batches import shape_of, views
-from ..core.ranges import LARGEST, fitted
+from ..core.ranges import fitted
 from ..errors import CoterieError, StoreError
 from ..storage import files
 from ..storage.cache import folder
 from .base import Backend, Work
 from .loop import LoopBackend
-from .process import fitting, settings
+from .process import at_most, settings
 from .settings import EngineSettings, Length
 from .vmap import VmapBackend, can_trace, compiler, kernels_cached, tracing
 
@@ -69,14 +69,14 @@ def repaid(asked: EngineSettings, on: Work, rounds: int) -> EngineSettings:
 
 def pick(asked: EngineSettings, on: Work, length: Length) -> EngineSettings:
     """The settings of the engine that is expected to finish this run first, cached or measured."""
-    fixed = asked.chunk, asked.memory_mib, asked.threads, asked.trace, asked.compiled
+    fixed = asked.chunk, asked.threads, asked.trace, asked.compiled
     key = _key(on, length.bucket(on), fixed)
     found = _recalled(key, max(_sizes(asked, on)))
     if found is None:
         found = resolve(asked, on, length).chosen
         _remember(key, found)
     chosen = {name: getattr(found, name) for name in _CHOSEN}
-    return replace(asked, **chosen, memory_mib=LARGEST)  # the chunk is known to fit
+    return replace(asked, **chosen)
 
 
 def resolve(asked: EngineSettings, on: Work, length: Length) -> "Candidate":
@@ -84,8 +84,8 @@ def resolve(asked: EngineSettings, on: Work, length: Length) -> "Candidate":
     recipe = replace(on.problem.recipe, steps=PROBE_STEPS)
     probe = on._replace(problem=replace(on.problem, recipe=recipe))
     one = None if asked.threads else _looped(replace(asked, threads=1), probe, turns=0)
-    with contextlib.closing(_batched(asked, probe, length.rounds)) as others:
-        return fastest(on, length, _looped(asked, probe), others, one)
+    others = _batched(asked, probe, length.rounds)
+    return fastest(on, length, _looped(asked, probe), others, one)
 
 
 def fastest(
@@ -219,28 +219,27 @@ def _looped(asked: EngineSettings, probe: Work, *, turns: int = 2) -> Candidate:
     return made
 
 
-def _batched(asked: EngineSettings, probe: Work, rounds: int) -> Generator["Candidate"]:
+def _batched(asked: EngineSettings, probe: Work, rounds: int) -> Iterator["Candidate"]:
     """Candidates with chunks of several sizes, small ones first, without equivalent ones."""
     # a run that is too short to repay tracing affords no candidate that is traced
     trace = can_trace() if asked.trace is None else asked.trace
     traced = repaid(replace(asked, trace=trace), probe, rounds)
     many, tried = asked.threads or torch.get_num_threads(), set[int]()
     population, on_gpu = probe.problem.population, probe.problem.device.type == "cuda"
-    with settings(keep_memory=trace and not on_gpu):
-        for size in _sizes(asked, probe):
-            most = fitting(replace(traced, chunk=min(size, population)), probe)
-            try:
-                engine = _vmapped(probe, most, many, traced)
-            except CoterieError:  # vmap cannot compute this model
-                return
-            together = max(map(len, engine.chunks(list(range(population)))))
-            if together in tried:
-                continue
-            tried.add(together)
-            if on_gpu:  # else compiling the kernels that all forms share would count as tracing
-                Candidate(engine, traced, many, most).turn()
-                engine = _vmapped(probe, most, many, traced)
-            yield Candidate(engine, _chosen(engine), many, together * engine.threads)
+    for size in _sizes(asked, probe):
+        most = at_most(min(size, population), probe)
+        try:
+            engine = _vmapped(probe, most, many, traced)
+        except CoterieError:  # vmap cannot compute this model
+            return
+        together = max(map(len, engine.chunks(list(range(population)))))
+        if together in tried:
+            continue
+        tried.add(together)
+        if on_gpu:  # else compiling the kernels that all forms share would count as tracing
+            Candidate(engine, traced, many, most).turn()
+            engine = _vmapped(probe, most, many, traced)
+        yield Candidate(engine, _chosen(engine), many, together * engine.threads)
 
 
 def _chosen(engine: VmapBackend) -> EngineSettings:

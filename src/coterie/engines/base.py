@@ -8,7 +8,6 @@ for many clients of one process; the simulator engine uses one.
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from ..core.shards import Shards
 from ..core.tree import Tree
 
 Scores = NDArray[np.float64]
+JUDGED = ("test", "val")  # the splits on which a predictor is evaluated
 
 
 class Evaluation(NamedTuple):
@@ -31,14 +31,11 @@ class Evaluation(NamedTuple):
     test_loss: Scores  # [K]
     val_loss: Scores  # [K]
 
-
-def columns_of(table: NDArray[np.float64]) -> tuple[Evaluation, Scores | None]:
-    """The evaluation, and the loss on training data, from a score and a loss per judged split.
-
-    ``table [K, 2 s]`` has the columns of the splits in the order of ``Problem.judged``.
-    """
-    test, test_loss, val, val_loss, *train = table.T
-    return Evaluation(test, val, test_loss, val_loss), train[1] if train else None
+    @classmethod
+    def of(cls, table: NDArray[np.float64]) -> "Evaluation":
+        """From the score and the loss on each split of :data:`JUDGED`, ``table [K, 4]``."""
+        test, test_loss, val, val_loss = table.T
+        return cls(test, val, test_loss, val_loss)
 
 
 class Predicted(NamedTuple):
@@ -49,7 +46,6 @@ class Predicted(NamedTuple):
     outcomes: Outcomes | None  # the answer to every test sample, if the engine holds the samples
     digests: tuple[str, ...] | None = None  # of each predictor, where models stay at their clients
     lost: tuple[Rejection, ...] = ()  # clients that did not answer: their scores are NaN
-    train_loss: Scores | None = None  # [K] on training data, if the problem asks for it
 
 
 class Replies(NamedTuple):
@@ -170,8 +166,3 @@ class Backend(Protocol):
         keep: bool = True,
     ) -> Predicted:
         """The scores of the predictors of the round's clients, and the predictors (on the CPU)."""
-
-
-def state_device(state: str, device: torch.device) -> torch.device:
-    """The device of the clients' states between rounds: the CPU unless ``state`` is "device"."""
-    return device if state == "device" else torch.device("cpu")

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..adapt.knn import answered
 from ..core import metrics, tree
-from ..core.algorithm import Mixture, Round
+from ..core.algorithm import Mixture, Predictor, Recalling, Round
 from ..core.answers import Answers, Outcomes, outcomes_of
 from ..core.batches import EVALUATION_BLOCK
 from ..core.flat import FlatModel
@@ -17,20 +18,24 @@ from .base import Scores
 FEW_CLASSES = 5  # probabilities are kept beside the answers for at most so many classes
 
 
-def outputs(model: FlatModel, mixture: Mixture, x: Tensor, regression: bool) -> Tensor:
+def outputs(model: FlatModel, mixture: Predictor, x: Tensor, regression: bool) -> Tensor:
     """The predictions of a mixture: probabilities ``[n, classes]`` or values ``[n]``."""
     total: Tensor | None = None
-    for weight, w in zip(mixture.weights, mixture.models, strict=True):
-        h = model(w, x)
-        part = weight * (h.squeeze(-1) if regression else h.softmax(-1))
+    for at, (weight, w) in enumerate(zip(mixture.weights, mixture.models, strict=True)):
+        if isinstance(mixture, Recalling):
+            h = answered(model, w, x, tree.row(mixture.memory, at), regression)
+        else:
+            h = model(w, x) if regression else model(w, x).softmax(-1)
+        part = weight * (h.squeeze(-1) if regression else h)
         total = part if total is None else total + part
     if total is None:
         raise ValueError("a mixture needs at least one model")
     return total
 
 
-def kept(mixture: Mixture, keep: bool) -> Mixture:
-    """A predictor on the CPU; without its models unless ``keep`` is set."""
+def kept(predictor: Predictor, keep: bool) -> Mixture:
+    """A predictor's models on the CPU; without them unless ``keep`` is set."""
+    mixture = predictor.mixture if isinstance(predictor, Recalling) else predictor
     if not keep:
         mixture = mixture._replace(models=mixture.models[..., :0])
     moved: Mixture = tree.move(mixture, torch.device("cpu"))

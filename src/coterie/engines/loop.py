@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm, Predictor, Round
 from ..core.answers import Answers
 from ..core.batches import shape_of, views
 from ..core.calls import Form
@@ -21,7 +21,7 @@ from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import CoterieError, EngineError
-from .base import Computed, Predicted, columns_of
+from .base import JUDGED, Computed, Evaluation, Predicted
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 
 T = TypeVar("T")
@@ -95,16 +95,15 @@ class LoopBackend:
             mixture = self._named(algorithm.predictor, client, message, state)
             table.append(self.judged(mixture, int(client.id), metric, said if keep else None))
             mixtures.append(kept(mixture, keep))
-        evaluation, loss = columns_of(np.array(table))
-        said_by = outcomes(said, round)
-        return Predicted(evaluation, tree.stack(mixtures), said_by, train_loss=loss)
+        evaluation = Evaluation.of(np.array(table))
+        return Predicted(evaluation, tree.stack(mixtures), outcomes(said, round))
 
     def judged(
-        self, mixture: Mixture, client: int, metric: str, said: dict[int, Answers] | None
+        self, mixture: Predictor, client: int, metric: str, said: dict[int, Answers] | None
     ) -> list[float]:
         """Scores and losses of one predictor; its answers are added to ``said`` if given."""
         shards, model, row = self.shards, self.problem.model, []
-        for name in self.problem.judged:
+        for name in JUDGED:
             split = tree.row(shards.splits[name].rows([client]), 0)
             blocks = [
                 outputs(model, mixture, shards.inputs(block), self.problem.regression)

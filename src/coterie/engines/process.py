@@ -1,14 +1,12 @@
 """The process and the memory of a run.
 
-Threads, precision and allocator of the process are set for a run and restored afterwards. No engine
+Threads and precision of the process are set for a run and restored afterwards. No engine
 and no constructor changes them: the code that starts a run enters :func:`settings`. The memory of
 the device decides how many clients are computed at once (:func:`fitting`).
 """
 
-import ctypes
 import gc
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,19 +16,12 @@ from ..errors import EngineError
 from .base import Work
 from .settings import EngineSettings
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # glibc's parameters of mallopt
-_LARGEST = 32 * 2**20  # glibc accepts no larger mmap threshold
-_NEVER = 2**31 - 1
-
 
 @contextmanager
-def settings(
-    *, threads: int | None = None, tf32: bool | None = None, keep_memory: bool = False
-) -> Iterator[None]:
+def settings(*, threads: int | None = None, tf32: bool | None = None) -> Iterator[None]:
     """Set the process for a run, and restore the old settings; None leaves a setting unchanged.
 
-    ``threads`` are torch's threads within an operation, ``tf32`` permits that precision on a GPU,
-    ``keep_memory`` keeps freed memory for the next allocation (:func:`kept_memory`).
+    ``threads`` are torch's threads within an operation, ``tf32`` permits that precision on a GPU.
     """
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = torch.get_num_threads(), products.allow_tf32, convolutions.allow_tf32
@@ -39,11 +30,7 @@ def settings(
             torch.set_num_threads(threads)
         if tf32 is not None:
             products.allow_tf32 = convolutions.allow_tf32 = tf32
-        if keep_memory:
-            with kept_memory():
-                yield
-        else:
-            yield
+        yield
     finally:
         if threads is not None:
             torch.set_num_threads(before[0])
@@ -51,46 +38,13 @@ def settings(
             products.allow_tf32, convolutions.allow_tf32 = before[1:]
 
 
-def of_engine(choice: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The settings that a resolved engine (``Engine.choice``) runs under.
+def threads_of(choice: Mapping[str, Any]) -> int | None:
+    """The threads of torch that a resolved engine (``Engine.choice``) runs under; None sets none.
 
-    The vmap engine's threads compute chunks with one core each, so its choice sets no threads of
-    torch, and the server half uses those that are set already. Memory is kept for replay on a CPU,
-    because a replayed round allocates and frees the same large tensors in every step.
+    The vmap engine's threads compute chunks with one core each, so the server half uses those that
+    are set already.
     """
-    threads = None if choice["engine"] == "vmap" else choice["threads"]
-    return {"threads": threads, "keep_memory": bool(choice.get("trace")) and device.type == "cpu"}
-
-
-@contextmanager
-def kept_memory() -> Iterator[None]:
-    """Let the process keep freed memory; does nothing except on Linux with glibc.
-
-    By default glibc returns large tensors to the system each time they are freed, and the system
-    then provides empty pages one by one: this takes more than a third of a replayed round of small
-    models. The old thresholds of glibc cannot be queried. Afterwards the thresholds are those that
-    glibc's own adjustment reaches in a process that has freed a tensor of 32 MiB, and unused memory
-    is returned.
-    """
-    tune, trim = _glibc("mallopt"), _glibc("malloc_trim")
-    if tune is None or trim is None:
-        yield
-        return
-    tune(_MMAP_THRESHOLD, _LARGEST)
-    tune(_TRIM_THRESHOLD, _NEVER)
-    try:
-        yield
-    finally:
-        tune(_TRIM_THRESHOLD, 2 * _LARGEST)
-        trim(0)
-
-
-def _glibc(name: str) -> Callable[..., int] | None:
-    """A function of the C library; None unless the C library is glibc."""
-    found: Callable[..., int] | None = None
-    if sys.platform == "linux":
-        found = getattr(ctypes.CDLL(None), name, None)
-    return found
+    return None if choice["engine"] == "vmap" else choice["threads"]
 
 
 # ---- the memory of a device ---------------------------------------------------------------------
@@ -100,10 +54,13 @@ _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
 def fitting(asked: EngineSettings, on: Work) -> int:
-    """How many clients are computed at once: as many as wanted and as fit into the memory."""
-    wanted = asked.chunk or DEFAULT_CHUNK[on.problem.device.type]
-    memory_mib = asked.memory_mib or _budget(on.problem.device)
-    return max(1, min(wanted, int(memory_mib * 2**20 / footprint(on))))
+    """How many clients are computed at once: as many as are asked for, or as fit the memory."""
+    return asked.chunk or at_most(DEFAULT_CHUNK[on.problem.device.type], on)
+
+
+def at_most(wanted: int, on: Work) -> int:
+    """As many clients as wanted, or as fit into the memory."""
+    return max(1, min(wanted, int(_budget(on.problem.device) * 2**20 / footprint(on))))
 
 
 def _budget(device: torch.device) -> int:
@@ -143,7 +100,7 @@ def full_memory_told() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         said = str(error).partition(". ")[0]
         raise EngineError(
-            f"the GPU's memory is full ({said}); compute fewer clients at once (engine.chunk, or "
-            "engine.memory_mib), or end other programs that use this GPU; a run that was written "
-            "to a folder can be resumed"
+            f"the GPU's memory is full ({said}); compute fewer clients at once "
+            "(engine.chunk), or end other programs that use this GPU; a run that was written to a "
+            "folder can be resumed"
         ) from error

@@ -20,7 +20,7 @@ from ..core.metrics import metric_named
 from ..core.problem import Problem
 from ..core.tree import Tree
 from ..errors import EngineError
-from .base import Enrolment, Evaluation, Predicted, Replies
+from .base import Enrolment, Predicted, Replies
 from .codec import Message, Types, encode, vocabulary
 from .loop import together
 from .site_answers import (
@@ -103,7 +103,6 @@ class RemoteEngine:
         self._experiment, self._starts, self._collect = experiment, tuple(starts), collect
         self._clients: tuple[str, ...] = ()
         self._types: Types = {}
-        self._losses = False  # whether clients measure the loss on training data
         self._held: list[str] = []  # the sha256 of every client's state
         self._shown: list[Tree] = []
         self._offered: dict[int, tuple[str, Tree]] = {}  # new state's sha256 and shown, by client
@@ -131,7 +130,7 @@ class RemoteEngine:
     ) -> Enrolment:
         """Start with the sites' first states, or continue with the states of a snapshot."""
         self._clients, self._types = problem.clients, vocabulary(algorithm)
-        self._losses, self._width = problem.training_loss, problem.model.whole
+        self._width = problem.model.whole
         if not isinstance(states, HeldStates):
             first = algorithm.init(problem)[1] if states is None else states
             states = held_states(self._starts, first_states(algorithm, first, problem))
@@ -193,8 +192,7 @@ class RemoteEngine:
     ) -> Predicted:
         """Ask every client of the round to evaluate its predictor; NaN for those that are lost."""
         head = {"metric": metric, "last": keep, "collect": self._collect}
-        columns = len(Evaluation._fields) + self._losses
-        asked = Assessment(round.index, metric_named(metric), columns, self._width)
+        asked = Assessment(round.index, metric_named(metric), self._width)
 
         def read(client: int, answer: Message) -> JudgedAnswer:
             return judged_answer(answer, client, asked)
@@ -211,7 +209,7 @@ class RemoteEngine:
                 f"no site took part until the end ({', '.join(sorted(reasons))}), so the run has "
                 "no result; look at the sites' logs, then resume the run"
             )
-        return gathered_predictions(round.clients.tolist(), good, lost, columns, keep=keep)
+        return gathered_predictions(round.clients.tolist(), good, lost, keep=keep)
 
     def snapshot(self) -> Tree:
         """The hashes of the clients' states, and what these show."""

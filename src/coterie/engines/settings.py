@@ -1,7 +1,7 @@
 """What is asked of an engine: its settings, and the length of the run that it is chosen for."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -12,9 +12,8 @@ ENGINES = {
     "auto": "measures the others on the real model and takes the fastest for the run",
     "vmap": "many clients at once, on one CPU or GPU",
     "loop": "one client at a time: the reference",
-    "wire": "each client in another process, with its own shard file and state file",
+    "wire": "one client at a time, by messages of bytes, as in a federation",
     "remote": "the sites of a federation (--federation FOLDER), each with its own data",
-    "ray": "as loop, on the CPUs of a Ray cluster; needs coterie[ray]",
 }
 DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
 MOST_THREADS = 1024  # OpenMP aborts the process if it cannot start as many threads as requested
@@ -26,9 +25,7 @@ class EngineSettings:
 
     name: Annotated[str, OneOf(tuple(ENGINES))] = "auto"  # what computes the clients
     device: Annotated[str, Field(pattern=DEVICE)] = "cpu"  # cpu, cuda or cuda:N
-    chunk: Count | None = None  # clients computed at a time
-    memory_mib: Count | None = None  # memory that they may take
-    state: Literal["device", "host", "disk"] = "device"  # where clients' states are kept
+    chunk: Count | None = None  # clients computed at a time; None: as many as fit into the memory
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None  # of the CPU
     trace: bool | None = None  # trace rounds and replay them
     compiled: bool | None = None  # compile traces to C++

@@ -1,9 +1,6 @@
 """Simulates all clients in one process: a backend computes, a store keeps the clients' states."""
 
-import os
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +14,7 @@ from ..core.calls import Form
 from ..core.problem import Problem
 from ..core.rows import Allocate, StateRows
 from ..core.tree import Tree
-from .base import Backend, Computed, Enrolment, Evaluation, Predicted, Replies, Scores, state_device
+from .base import Backend, Computed, Enrolment, Evaluation, Predicted, Replies, Scores
 
 # The bytes of predictors that are evaluated at once, but at least this many clients.
 JUDGED_BYTES, JUDGED_CLIENTS = 1 << 28, 100
@@ -25,23 +22,17 @@ CPU = torch.device("cpu")
 
 
 class Simulator:
-    """An engine whose clients are all in this process.
+    """An engine whose clients are all in this process."""
 
-    ``state`` says where their states are kept between rounds: on the ``device``, on the ``host``,
-    or on ``disk``, in the folder ``scratch`` (by default the system's folder for temporary files).
-    """
-
-    def __init__(
-        self, backend: Backend, *, state: str = "device", scratch: Path | None = None
-    ) -> None:
-        self.backend, self._state, self._scratch = backend, state, scratch
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self._store: StateStore | None = None
         self._answered: Computed | None = None
 
     @property
     def choice(self) -> dict[str, Any]:
         """The resolved settings: enough to reproduce the same numbers."""
-        return {**self.backend.choice, "state": self._state}
+        return self.backend.choice
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -52,9 +43,8 @@ class Simulator:
         self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
     ) -> Enrolment:
         """Start or continue a run."""
-        device = state_device(self._state, self.backend.problem.device)
         first = algorithm.init(problem)[1] if states is None else states
-        self._store = StateStore(first, self._allocate(device))
+        self._store = StateStore(first, in_memory(self.backend.problem.device))
         return Enrolment(problem.clients, problem.counts)
 
     def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
@@ -88,7 +78,7 @@ class Simulator:
         keep: bool = False,
     ) -> Predicted:
         """Evaluate the predictors of the round's clients, at least a hundred clients at a time."""
-        parts, collected = [], _Predictors(self._allocate(CPU), keep)
+        parts, collected = [], _Predictors(in_memory(CPU), keep)
         start = self.backend.problem.start
         at_once = max(JUDGED_CLIENTS, JUDGED_BYTES // (start.numel() * start.element_size()))
         for at in torch.arange(len(round.clients)).split(at_once):
@@ -115,9 +105,6 @@ class Simulator:
             raise RuntimeError("the engine has no clients yet; call begin() first")
         return self._store
 
-    def _allocate(self, device: torch.device) -> Allocate:
-        return in_files(self._scratch) if self._state == "disk" else in_memory(device)
-
 
 def joined(parts: list[Predicted], mixture: Mixture) -> Predicted:
     """Join the scores of several groups of clients; a client without a predictor scores NaN."""
@@ -127,12 +114,10 @@ def joined(parts: list[Predicted], mixture: Mixture) -> Predicted:
         return np.where(judged, np.concatenate(list(found)), np.nan)
 
     said = [part.outcomes for part in parts if part.outcomes is not None]
-    losses = [part.train_loss for part in parts if part.train_loss is not None]
     return Predicted(
         Evaluation(*map(column, zip(*(part.evaluation for part in parts), strict=True))),
         mixture,
         join(said) if said else None,
-        train_loss=column(losses) if losses else None,
     )
 
 
@@ -208,24 +193,6 @@ def in_memory(device: torch.device) -> Allocate:
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
-
-    return allocate
-
-
-def in_files(folder: Path | None = None) -> Allocate:
-    """An allocator of tensors in unlinked files of a folder, which vanish with the process."""
-
-    def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        size = torch.Size(shape).numel()
-        if not size:
-            return torch.empty(shape, dtype=dtype)
-        handle, name = tempfile.mkstemp(prefix=".states-", suffix=".tmp", dir=folder)
-        try:
-            mapped = torch.from_file(name, shared=True, size=size, dtype=dtype)
-        finally:
-            os.close(handle)
-            Path(name).unlink()
-        return mapped.view(shape)
 
     return allocate
 

@@ -190,8 +190,7 @@ class Site:
         """Evaluate the client's predictor; in the last round the predictor is kept here."""
         served, metric, last = _one_row(body), asked.metric, asked.last
         found = backend.predict(self.algorithm, served, _one_row(state), round, metric, keep=last)
-        told_loss = () if found.train_loss is None else (found.train_loss,)
-        columns = [float(column[0]) for column in (*found.evaluation, *told_loss)]
+        columns = [float(column[0]) for column in found.evaluation]
         scores = torch.tensor(columns, dtype=torch.float64)
         predictor: Mixture = tree.row(found.mixture, 0)
         told: dict[str, Any] = {"round": round.index, "client": self.client}
@@ -233,17 +232,17 @@ def judged(metric: str, pairs: Sequence[tuple[Path, Path]]) -> SiteGain:
 
 
 def _pair(ours: Path, local: Path) -> Pair | None:
-    found = _answers(ours), _answers(local)
-    return None if None in found else found  # type: ignore[return-value]
+    (a, ours_score), (b, local_score) = stored_answers(ours), stored_answers(local)
+    return None if math.isnan(ours_score) or math.isnan(local_score) else (a, b)
 
 
-def _answers(folder: Path) -> Answers | None:
-    """The answers of a finished run; None if the client had no score."""
+def stored_answers(folder: Path) -> tuple[Answers, float]:
+    """The answers of a finished run, and the score; NaN if the client had none."""
     try:
         with np.load(folder / ANSWERS, allow_pickle=False) as stored:
             parts = {name: stored[name] for name in Outcomes._fields if name in stored}
             (found,) = Outcomes(**parts).clients()
-            return None if np.isnan(stored["score"]) else found
+            return found, float(stored["score"])
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"{folder}: holds no answers of a finished run ({error})") from error
 

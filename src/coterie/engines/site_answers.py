@@ -79,7 +79,6 @@ class Assessment(NamedTuple):
 
     round: int
     metric: Metric
-    columns: int  # scores and losses
     width: int  # numbers of a model
 
 
@@ -89,7 +88,7 @@ def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnsw
         raise _WrongError("wrong_round")
     scores, predictor = answer.body
     weights, models = predictor
-    fits = isinstance(predictor, Mixture) and scores.shape == (asked.columns,)
+    fits = isinstance(predictor, Mixture) and scores.shape == (len(Evaluation._fields),)
     fits &= weights.dim() == 1 and 1 <= len(weights) <= WIDEST
     fits &= weights.is_floating_point() and models.is_floating_point()
     fits &= models.shape in ((len(weights), 0), (len(weights), asked.width))
@@ -132,12 +131,11 @@ def gathered_predictions(
     clients: Sequence[int],
     found: Mapping[int, JudgedAnswer],
     lost: tuple[Rejection, ...],
-    scored: int,
     *,
     keep: bool,
 ) -> Predicted:
     """The scores of all clients; NaN and no predictor for a client that did not answer."""
-    table = np.full((len(clients), scored), np.nan)
+    table = np.full((len(clients), len(Evaluation._fields)), np.nan)
     predictors: list[Mixture | None] = []
     for at, client in enumerate(clients):
         one = found.get(client)
@@ -146,9 +144,7 @@ def gathered_predictions(
             table[at] = one.scores
     digests = tuple(found[c].digest if c in found else "" for c in clients)
     mixture = _padded(predictors)
-    scores = Evaluation(*table.T[: len(Evaluation._fields)])
-    loss = table[:, -1] if scored > len(scores) else None
-    return Predicted(scores, mixture, None, digests if keep else None, lost, loss)
+    return Predicted(Evaluation(*table.T), mixture, None, digests if keep else None, lost)
 
 
 def _padded(predictors: Sequence[Mixture | None]) -> Mixture:

@@ -26,7 +26,7 @@ from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm, Predictor, Round
 from ..core.answers import Answers
 from ..core.batches import View, shape_of, views
 from ..core.calls import WRITTEN, Destination, Form
@@ -36,7 +36,7 @@ from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
-from .base import Computed, Predicted, Scores, columns_of, state_device
+from .base import JUDGED, Computed, Evaluation, Predicted, Scores
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 from .process import settings
 
@@ -96,7 +96,7 @@ def compiler_version() -> str | None:
 
 
 class VmapBackend:
-    """Computes many clients at once on one CPU or GPU; new states are moved as ``state`` says."""
+    """Computes many clients at once on one CPU or GPU."""
 
     def __init__(
         self,
@@ -104,7 +104,6 @@ class VmapBackend:
         shards: Shards,
         *,
         chunk: int = 20,
-        state: str = "device",
         threads: int = 1,
         trace: bool = True,
         compiled: bool = False,
@@ -112,7 +111,6 @@ class VmapBackend:
     ) -> None:
         _refuse_recurrent(problem)
         self.problem, self.shards, self.chunk = problem, shards, chunk
-        self._state_device = state_device(state, problem.device)
         self._able, on_gpu = int((problem.sizes > 0).sum()), problem.device.type == "cuda"
         self._overhead = overhead_of(problem)
         package = tracing() if trace else None
@@ -121,7 +119,6 @@ class VmapBackend:
         self.threads = threads if package is not None and not on_gpu else 1
         self.compiled = compiled and package is not None and not on_gpu and bool(compiler())
         self.compiler = compiler_version() if self.compiled else None
-        self.kernels: str | None = None if package is None else package.native.sources()
         self._batched = on_gpu or chunk > 1  # chunks of one mean a large model: map each client
         layers = [slot.shape.numel() for slot in problem.model.slots]
         self._executor: Executor | _AsWritten = _AsWritten(MISSING if trace else "")
@@ -140,7 +137,6 @@ class VmapBackend:
             "trace": self.trace,
             "compiled": self.compiled,
             "compiler": self.compiler,
-            "kernels": self.kernels,
             "threads": self.threads,
         }
 
@@ -171,13 +167,10 @@ class VmapBackend:
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
         """Uploads and new states of the round's clients, one row per client."""
-
-        def finish(result: Tree, ids: list[int]) -> Tree:
-            uploads, new = result
-            return uploads, tree.move(new, self._state_device)
-
         key = algorithm.trace_key(round.index, round.horizon)
-        stage = _Stage(algorithm.local, key, finish, in_place=self.problem.device.type == "cpu")
+        stage = _Stage(
+            algorithm.local, key, lambda made, _: made, in_place=self.problem.device.type == "cpu"
+        )
         uploads, new = self._each(stage, received, states, round)
         return uploads, new
 
@@ -201,17 +194,17 @@ class VmapBackend:
         model, shards, regression = self.problem.model, self.shards, self.problem.regression
         said: dict[int, Answers] = {}
 
-        def predicted(mixture: Mixture, ids: list[int], name: str) -> Tensor:
-            def answer(mixture: Mixture, index: Tensor) -> Tensor:
+        def predicted(mixture: Predictor, ids: list[int], name: str) -> Tensor:
+            def answer(mixture: Predictor, index: Tensor) -> Tensor:
                 return outputs(model, mixture, shards.inputs(index), regression)
 
             blocks = blocks_of(shards.splits[name].rows(ids))
             call = vmap(answer)
             return torch.cat([self._executor("answer", call, (mixture, b)) for b in blocks], 1)
 
-        def finish(mixture: Mixture, ids: list[int]) -> Tree:
+        def finish(mixture: Predictor, ids: list[int]) -> Tree:
             columns: list[Scores] = []
-            for name in self.problem.judged:
+            for name in JUDGED:
                 found = predicted(mixture, ids, name)
                 columns += judge(shards, metric, ids, name, found)
                 if name == "test" and keep:
@@ -221,8 +214,7 @@ class VmapBackend:
         key = algorithm.trace_key(round.index, round.horizon)
         stage = _Stage(algorithm.predictor, key, finish, in_place=False)
         table, mixture = self._each(stage, served, states, round)
-        evaluation, loss = columns_of(table.numpy())
-        return Predicted(evaluation, mixture, outcomes(said, round), train_loss=loss)
+        return Predicted(Evaluation.of(table.numpy()), mixture, outcomes(said, round))
 
     def _each(self, stage: "_Stage", message: Tree, states: Tree, round: Round) -> Tree:
         """Map one client's code over all clients, chunk by chunk; rows are in the round's order."""

@@ -19,6 +19,7 @@ def export(
     specificity: Annotated[float, SPECIFIC] = 0.9,
     positive: Annotated[str | None, POSITIVE] = None,
     recalibrate: Annotated[bool, RECALIBRATE] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="also write model.onnx")] = False,
     code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
     """Write one client's model as a folder: parameters, preprocessing, a model card."""
@@ -30,6 +31,7 @@ def export(
             specificity=specificity,
             positive=positive,
             recalibrate=recalibrate,
+            onnx=onnx,
             code=code,
         )
     )

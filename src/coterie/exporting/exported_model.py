@@ -197,6 +197,18 @@ class ExportedModel:
         """The network's inputs for encoded samples."""
         return self.preprocessing.inputs(x, self.config.network.dtype)
 
+    def program(self) -> torch.export.ExportedProgram:
+        """The whole model from encoded samples to answers, as ``torch.export`` gives it."""
+        from .program import program
+
+        return program(self)
+
+    def write_onnx(self, path: str | Path) -> Path:
+        """Write the same as an ONNX file, and return its path."""
+        from .program import write_onnx
+
+        return write_onnx(self, path)
+
     def _outputs(self, x: Tensor) -> Tensor:
         regression = self.preprocessing.schema.regression
         with torch.no_grad():

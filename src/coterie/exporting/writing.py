@@ -3,6 +3,7 @@
     model.safetensors     the parameters of every model of the mixture, and the mixture's weights
     preprocessing.json    how samples become inputs: columns, levels, means, classes
     config.json           the network, and what is known of the model
+    model.onnx            if asked for: the same from encoded samples to answers
     README.md             the model card, with the lines that load it in plain PyTorch
     MANIFEST.json         sha256 and size of each file; written last
 
@@ -41,6 +42,7 @@ from .calibration import (
     validation_answers,
 )
 from .clinical_card import clinical_section
+from .exported_model import ExportedModel
 from .model_card import (
     CARD,
     CONFIG,
@@ -54,6 +56,8 @@ from .model_card import (
     network_factory,
     shapes_of,
 )
+
+ONNX = "model.onnx"
 
 
 class Trained(NamedTuple):
@@ -77,6 +81,7 @@ def export(
     specificity: float = SPECIFICITY,
     positive: str | None = None,
     recalibrate: bool = False,
+    onnx: bool = False,
     code: Given = None,
 ) -> Path:
     """Write the model of one client of a finished run into a new folder, and return its path.
@@ -84,16 +89,17 @@ def export(
     The card gives the sensitivity at ``specificity`` for the outcome ``positive``, which is a
     class; by default the second of two classes. ``recalibrate`` sets the temperature of the
     probabilities by the client's validation samples.
+    ``onnx`` also writes ``model.onnx``, from encoded samples to answers.
     A network of one's own is imported only from the folders ``code``, or from installed packages if
     ``code`` is ``"installed"``: the run's folder may come from somebody else.
     """
     path, allowed = files.folder_of(run, "RUN"), Code.of(code, installed=False)
     choice = ClinicalChoice.checked(specificity, positive)
     made = trained_client(path, client, allowed, choice, recalibrate=recalibrate)
-    return write_export(made, files.folder_of(out, "--out"))
+    return write_export(made, files.folder_of(out, "--out"), onnx=onnx)
 
 
-def write_export(trained: Trained, out: Path) -> Path:
+def write_export(trained: Trained, out: Path, *, onnx: bool = False) -> Path:
     """Write a model into a folder, which must be new or empty; the manifest is written last."""
     from safetensors.torch import save_file
 
@@ -110,6 +116,9 @@ def write_export(trained: Trained, out: Path) -> Path:
     )
     with files.writing(out):
         out.mkdir(parents=True, exist_ok=True)
+    if onnx:
+        made = ExportedModel(config, trained.preprocessing, trained.model, predictor)
+        made.write_onnx(out / ONNX)
     with files.whole(out / MODEL) as temporary:
         save_file(tensors, temporary)
     files.write_text(out / PREPROCESSING, trained.preprocessing.to_json() + "\n")

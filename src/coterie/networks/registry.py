@@ -140,26 +140,6 @@ def p2_cnn(shape: Shape, classes: int) -> nn.Module:
     return with_dense(body, shape, (), classes)
 
 
-def fomo_code_cnn(shape: Shape, classes: int) -> nn.Module:
-    """The tutorial CNN of P1's public code: 3x3 convolutions 32, 64, 64, unpadded, dense 64."""
-    channels, *_ = image_shape("fomo_code_cnn", shape, 18)
-    body = [*convolution(channels, 32, 3, 0), nn.MaxPool2d(2)]
-    body += [*convolution(32, 64, 3, 0), nn.MaxPool2d(2)]
-    return with_dense([*body, *convolution(64, 64, 3, 0)], shape, (64,), classes)
-
-
-def vgg11(shape: Shape, classes: int) -> nn.Module:
-    """VGG-11 for 32x32 images: eight 3x3 convolutions and five pools, then one linear layer."""
-    channels, *_ = image_shape("vgg11", shape, 32)
-    body: list[nn.Module] = []
-    for widths in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
-        for width in widths:
-            body += convolution(channels, width, 3, 1)
-            channels = width
-        body.append(nn.MaxPool2d(2))
-    return with_dense(body, shape, (), classes)
-
-
 def resnet18(shape: Shape, classes: int, *, norm: Literal["group", "batch"] = "group") -> nn.Module:
     """ResNet-18 with the 3x3 stem for small images (P2 and P5 on CIFAR-100, P3 on CIFAR-10).
 
@@ -308,7 +288,7 @@ class Samples(Protocol):
 
 
 _BUILDERS: tuple[Builder, ...] = (
-    *(linear, mlp, lenet5, fedavg_cnn, leaf_cnn, p2_cnn, fomo_code_cnn, vgg11, resnet18),
+    *(linear, mlp, lenet5, fedavg_cnn, leaf_cnn, p2_cnn, resnet18),
     *(char_lstm, word_lstm, next_token_lstm),
 )
 MODELS: dict[str, Builder] = {build.__name__: build for build in _BUILDERS}

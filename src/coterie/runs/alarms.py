@@ -163,7 +163,7 @@ def of_teachers(history: Run) -> list[Alarm]:
     text = (
         f"{history.method} moved away from its teacher: in {len(rose)} of {len(seen)} rounds with "
         f"distillation the clients' loss rose during training (from {before:.3g} to {after:.3g} in "
-        "the last of them). Its steps are too long; use kd_step = 'bounded' or a smaller rate."
+        "the last of them). Its steps are too long; use pafl_kd_bounded or a smaller rate."
     )
     return [Alarm("left_teacher", text)]
 

@@ -3,11 +3,8 @@
 A config that cannot be run is refused here, before a folder is made.
 """
 
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -26,41 +23,17 @@ from ..data.manifest import Identity, manifest
 from ..data.partition import federate, partition_class
 from ..data.simulation import Simulation, simulate
 from ..data.standard import Preprocessing, preprocessing_of
+from ..data.streamed import is_streamed, refuse_streamed
 from ..engines import Engine, Length, make_engine
-from ..engines.wire import gains_of
 from ..errors import ConfigError
 from ..networks import registry
 from ..networks.changes import unused_adapter
-from .config.checks import model_options, partition_options
+from .config.checks import model_options, own_loss, partition_options
 from .config.schema import Config
 from .plan import Cell
 from .resume import UnfinishedRun
-from .run import LOCAL, Roster
-from .setting import Gains, Prepared, Setting
-
-SITES = "sites"  # in a run's folder: one folder per client
-
-
-class Homes:
-    """Where clients of the wire engine keep their files: in the run's folder or a temporary one."""
-
-    def __init__(self) -> None:
-        self._temporary: Path | None = None
-
-    def of(self, cell: Cell) -> Path:
-        """The home of one run's clients."""
-        if cell.out is not None:
-            return cell.out / SITES
-        if self._temporary is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
-        return self._temporary / cell.method.label / f"seed-{cell.seed}"
-
-    def close(self) -> None:
-        """Remove the temporary folder."""
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = None
-
+from .run import Roster
+from .setting import Prepared, Setting
 
 # ---- the clients ---------------------------------------------------------------------------------
 
@@ -73,7 +46,6 @@ class Assembly(Setting):
     config: Config
     federations: dict[int, Federation]  # by seed
     factory: Callable[[], nn.Module]
-    homes: Homes
     _made: dict[tuple[Any, ...], Simulation] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,7 +64,7 @@ class Assembly(Setting):
         """
         train, seed, sharing = asked.train, asked.run.seed, algorithm.traits.sharing
         recipe, merge = train.recipe(), train.merge_val and not algorithm.traits.uses_validation
-        key = seed, merge, sharing, train.precision
+        key = seed, merge, sharing, train.precision, train.loss
         if key not in self._made:
             for other in [made for made in self._made if made[0] != seed]:
                 del self._made[other]
@@ -106,6 +78,7 @@ class Assembly(Setting):
                 merge_val=merge,
                 sharing=sharing,
                 shares=METRICS[self.config.run.metric].by_share,
+                loss=own_loss(train, self.config.code),
             )
         on = self._made[key]
         if on.problem.recipe == recipe:
@@ -138,7 +111,6 @@ class Assembly(Setting):
             on.shards,
             Length(asked.run.rounds, asked.run.participation, runs),
             before=None if left is None else left.ways,
-            folder=self.homes.of(cell) if engine.name == "wire" else cell.out,
         )
 
     def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
@@ -146,22 +118,8 @@ class Assembly(Setting):
         server, states = algorithm.init(problem)
         return server, states
 
-    def gains(self, cells: Sequence[Cell]) -> Gains | None:
-        """None, unless clients in other processes kept their answers to themselves."""
-        if self.config.engine.name != "wire":
-            return None
-        homes = {(cell.method.label, cell.seed): self.homes.of(cell) for cell in cells}
-        seeds = dict.fromkeys(seed for _, seed in homes)
-        pairs = {
-            method: [(homes[method, seed], homes[LOCAL, seed]) for seed in seeds]
-            for method in dict.fromkeys(label for label, _ in homes if label != LOCAL)
-        }
-        clients = len(self.federations[self.config.seeds[0]])
-        return gains_of(self.config.run.metric, pairs, clients)
-
     def close(self) -> None:
-        """Remove the temporary files of clients in other processes."""
-        self.homes.close()
+        """Do nothing: engines close what they open."""
 
 
 # ---- from a config -------------------------------------------------------------------------------
@@ -198,7 +156,7 @@ def assemble(config: Config) -> Assembly:
         _check_sizes(federation)
         dataset = federation.dataset  # the columns of a table are final only after partitioning
     federations = {s: deals[config.dealt(s), config.fold(s)] for s in config.seeds}
-    return Assembly(config, federations, factory_of(config, dataset), Homes())
+    return Assembly(config, federations, factory_of(config, dataset))
 
 
 def factory_of(config: Config, dataset: Dataset) -> Callable[[], nn.Module]:
@@ -232,7 +190,12 @@ def settled(config: Config, dataset: Dataset) -> Config:
     data = config.data
     if data.scale == AUTO and dataset.x.dtype == torch.uint8:  # images
         data = data.model_copy(update={"scale": AUTO_SCALE})
-    update = {"data": data, "partition": partition, "model": model, "run": run}
+    engine = config.engine
+    if engine.name == AUTO and is_streamed(dataset):
+        engine = engine.model_copy(update={"name": "loop"})
+    if engine.name != "loop":
+        refuse_streamed(dataset, f"engine.name = '{engine.name}'")
+    update = {"data": data, "partition": partition, "model": model, "run": run, "engine": engine}
     return config.model_copy(update=update)
 
 

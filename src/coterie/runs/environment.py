@@ -20,6 +20,7 @@ import torch
 from .. import __version__
 
 HOME = Path(__file__).parents[1]
+SUFFIXES = (".py", ".cpp", ".h")
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _REF = re.compile(r"refs(/[\w-][\w.+@-]*)+")
 _MOST = 1 << 22  # at most so many bytes of one of git's files are read
@@ -29,7 +30,7 @@ _MOST = 1 << 22  # at most so many bytes of one of git's files are read
 def fingerprint() -> str:
     """A hash of coterie's own code, which, unlike the version, changes with every edit."""
     total = hashlib.sha256()
-    for path in sorted(HOME.rglob("*.py")):
+    for path in sorted(path for suffix in SUFFIXES for path in HOME.rglob(f"*{suffix}")):
         total.update(path.relative_to(HOME).as_posix().encode() + path.read_bytes())
     return total.hexdigest()[:16]
 

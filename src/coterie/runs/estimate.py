@@ -65,7 +65,7 @@ def timed(setting: Setting, method: Method) -> Timing:
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
         engine = setting.engine(cell, on, None)
         scope.callback(engine.close)
-        scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
+        scope.enter_context(process.settings(threads=process.threads_of(engine.choice)))
         rounds = train(
             algorithm,
             on.problem,

@@ -15,6 +15,7 @@ from typing import Any
 from .. import __version__
 from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.locations import check_square, located
+from ..core.metrics import facts, mean_known
 from ..core.policies import governed
 from ..core.problem import Problem
 from ..engines import process
@@ -31,7 +32,7 @@ from .listeners import InFolder, InMemory, Listener, Live, Progress, Reporter, W
 from .plan import FIRST, Cell, Plan, columns
 from .resume import UnfinishedRun, unfinished_run
 from .run import Log, Run
-from .setting import Setting, with_training_loss
+from .setting import Setting
 from .summary import Predictors
 
 POLL = 1.0  # seconds between two looks at the runs of other processes
@@ -206,8 +207,6 @@ def train_cell(
         run_folder.refuse_other_data(left.path, setting.identity(cell.seed))
     on = setting.prepare(algorithm, asked)
     algorithm = governed(algorithm, on.problem)
-    if asked.run.training_loss:
-        on = with_training_loss(on)
     with located(algorithm):
         check_run(algorithm, on.problem, asked.run.rounds)
     with ExitStack() as scope:
@@ -215,7 +214,7 @@ def train_cell(
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
         engine = setting.engine(cell, on, left)
         scope.callback(engine.close)
-        scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
+        scope.enter_context(process.settings(threads=process.threads_of(engine.choice)))
         swaps, merged = algorithm.traits.models_change_hands, asked.train.merge_val
         log = Log(cell.method.label, cell.seed, asked.run.metric, on.roster, swaps, merged)
         config, where = written(asked, engine.choice), environment(on.problem.device)
@@ -286,6 +285,8 @@ def _rounds(
             evaluate_every=run.evaluate_every,
             metric=run.metric,
             guard=Guard(**asked.guard.model_dump()),
+            patience=run.patience,
+            validated=[float(mean_known(scores["val"])) for _, scores in live.log.evaluated],
             begin=begin,
         ):
             if record.collaboration is not None:
@@ -303,4 +304,6 @@ def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
     asked = {"engine": dict(tables["engine"])}
     found = {key: choice[key] for key in ("chunk", "threads", "trace", "compiled") if key in choice}
     tables["engine"] |= {"name": choice["engine"], **found}
+    if ":" in config.run.metric:
+        tables["metric"] = facts(config.run.metric)
     return {**tables, "resolved": dict(choice), "asked": asked, "hash": config_hash(config)}

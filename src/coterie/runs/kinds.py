@@ -20,6 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
+from ..core.imports import names_class
 from ..core.metrics import METRICS
 
 LARGEST = 2**63  # larger integers are no counts, and may not convert to float
@@ -42,6 +43,12 @@ def _with(*names: str) -> AfterValidator:
     return AfterValidator(checked)
 
 
+def _metric(name: str) -> str:
+    if name not in METRICS and not names_class(name):
+        raise ValueError(f"expected {', '.join(METRICS)}")
+    return name
+
+
 class Call(BaseModel):
     """How the calls of one stage were executed."""
 
@@ -61,7 +68,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     for name, kind in dict[str, Any](
         {
             "a text": StrictStr,
-            "a metric": Literal[tuple(METRICS)],
+            "a metric": Annotated[StrictStr, AfterValidator(_metric)],
             "an integer": Integer,
             "a count": Count,
             "a count or null": Count | None,

@@ -9,7 +9,6 @@ import torch
 from pydantic import ValidationError
 
 from ..core.calls import COMPILED
-from ..core.ranges import LARGEST
 from ..core.tree import Tree
 from ..errors import CoterieWarning, StoreError
 from ..storage import files
@@ -20,7 +19,6 @@ from .config.schema import EngineTable, Table
 from .run import RAN, Log
 
 SAME = ("coterie", "source", "python", "versions", "device", "device_name", "threads")
-UNBOUNDED = LARGEST  # MiB: no new limit, because the chunk was chosen when the run began
 
 
 class UnfinishedRun(NamedTuple):
@@ -56,7 +54,7 @@ class UnfinishedRun(NamedTuple):
         chosen = dict(self.config["resolved"])
         known = {key: value for key, value in chosen.items() if key in EngineTable.model_fields}
         threads = chosen.get("threads") or self.environment.get("threads")
-        update = {**known, "threads": threads, "memory_mib": UNBOUNDED}
+        update = {**known, "threads": threads}
         try:
             return EngineTable.model_validate(
                 {**asked.model_dump(), **update, "name": chosen["engine"]}

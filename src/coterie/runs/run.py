@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..core import metrics
 from ..core.algorithm import Mixture
 from ..core.answers import Outcomes
+from ..core.batches import EVALUATION_BLOCK
 from ..core.calls import Form
 from ..core.metrics import Floats
 from ..errors import StoreError, printable_lines
@@ -142,7 +143,8 @@ def lack(federation: "Federation", i: int) -> str | None:
             return f"no {name} data"
     if not data.regression and bool((data.y[own] == data.y[own[0]]).all()):
         return "one class only"
-    if bool((data.x[own] == data.x[own[0]]).all()):
+    first, blocks = data.x[own[0]], own.split(EVALUATION_BLOCK)
+    if all(bool((data.x[block] == first).all()) for block in blocks):
         return "constant features"
     return None
 
@@ -194,6 +196,13 @@ class Run:
         """The predictor of one client: ``weights [r]``, ``models [r, P]``."""
         from .stored import read_predictor
 
+        algorithm = self.config.get("algorithm", {})  # its name, and a table for it
+        tables = [self.config, *(t for t in algorithm.values() if isinstance(t, dict))]
+        if any(table.get("adapt", {}).get("name") == "knn" for table in tables):
+            raise StoreError(
+                "this run's clients answer with their own samples beside the model (adapt = 'knn'),"
+                " which no run keeps; expected another adaptation where models are taken home"
+            )
         if self.held is not None:
             return Mixture(*(part[client] for part in self.held))
         return read_predictor(self._models(), client)

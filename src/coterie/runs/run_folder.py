@@ -11,8 +11,7 @@
     predictions.npz       the predictions for every test sample: the verdict is computed from them
     summary.json          the numbers of the table
     report.html           the run on one page
-    MANIFEST.json         sha256 and size of each file; written last, so a run without it is
-                          unfinished
+    MANIFEST.json         sha256 and size of each file; written last: an unfinished run has none
 
 During a run, its matrices are in ``collaboration.parts/``, one file per round, and ``checkpoint/``
 holds the state from which a killed run can be continued (:meth:`RunFolder.reopen`).
@@ -26,13 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.calls import Form
-from ..core.metrics import METRICS
+from ..core.metrics import METRICS, read_facts
 from ..data.manifest import Identity, changes
 from ..data.standard import Preprocessing
 from ..errors import StoreError
 from ..storage import faults, files, lock
 from . import checkpoint, kinds, stored
 from .run import MODELS, RAN, REPORT, Line, Log, Run, ran
+from .statistics import promised_rounds
 from .summary import Predictors, checked, finished
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ LISTED = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, SUMMARY)  # every manifest lists
 AT_SITES = "sites"  # resolved.models of a config whose run left the final models at the sites
 PART = re.compile(r"\d{8}\.npz")
 CUT_SHORT = re.compile(  # writes that a kill has cut short
-    rf"\.({'|'.join(map(re.escape, NAMES))})\.\d+\.tmp|\.states-\w+\.tmp"
+    rf"\.({'|'.join(map(re.escape, NAMES))})\.\d+\.tmp"
 )
 
 FORMAT = 1  # of the folders that this version writes and reads
@@ -171,11 +171,12 @@ def _read(path: Path) -> Run:
         raise StoreError(
             f"{path / SUMMARY}: {error}; check the folder with 'coterie verify'"
         ) from error
-    log = _log(path, summary)
-    _check_clients(log)
     config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
     if not all(isinstance(part, dict) for part in (config, where, config.get("run", {}))):
         raise TypeError(f"expected tables in {CONFIG} and {ENVIRONMENT}")
+    read_facts(summary["metric"], config.get("metric", {}))
+    log = _log(path, summary)
+    _check_clients(log)
     kinds.check("argv", where.get("argv", []), "a list of texts")
     return log.run(config=config, environment=where, summary=summary, path=path)
 
@@ -273,8 +274,7 @@ def _contents(path: Path) -> list[str]:
         CLIENTS: [(int(index), None) for index in run.rounds],
         MATRICES: [(index, None) for index in run.matrix_rounds],
     }
-    asked = run.config.get("run", {}).get("rounds", len(run.lines))
-    wrong = _gaps(run.lines, kept, asked)
+    wrong = _gaps(run.lines, kept, promised_rounds(run))
     models = path / MODELS
     if models.exists() and stored.stored_digest(models) != run.summary.get("digest"):
         wrong.append(f"{MODELS} does not give the digest in {SUMMARY}")

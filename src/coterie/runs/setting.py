@@ -7,7 +7,6 @@ them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..core.algorithm import AnyAlgorithm, check_run
@@ -19,7 +18,6 @@ from ..core.tree import Tree
 from ..data.manifest import Identity
 from ..data.standard import Preprocessing
 from ..engines import Engine
-from ..errors import ConfigError
 from .config.methods import Method
 from .config.schema import Config
 from .plan import Cell
@@ -35,16 +33,6 @@ class Prepared(NamedTuple):
     problem: Problem
     roster: Roster
     shards: Shards | None  # None where the data is elsewhere
-
-
-def with_training_loss(on: Prepared) -> Prepared:
-    """The same clients, whose evaluations measure the loss on training data too."""
-    if on.shards is None:
-        raise ConfigError(
-            "run.training_loss: found true, but the data is at sites, which report only the scores "
-            "of validation and test data; leave it out, or run a simulation"
-        )
-    return on._replace(problem=replace(on.problem, training_loss=True))
 
 
 class Setting(ABC):
@@ -80,9 +68,9 @@ class Setting(ABC):
     def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
         """The server and the states before round 0, as a checkpoint stores them."""
 
-    @abstractmethod
     def gains(self, cells: Sequence[Cell]) -> Gains | None:
         """The clients' own gains; None if the runs' histories hold the answers on test samples."""
+        return None
 
     def check(self, methods: Iterable[Method]) -> None:
         """Refuse, before anything is trained, a method that could not finish its run."""

@@ -5,18 +5,24 @@ task holds the lock of its folder and writes it, as a run of this process would:
 on a disk that all nodes share. If a worker is lost, Ray starts its task again, and the run goes on
 from its last checkpoint. If this process is killed, its tasks end with it; their folders can be
 resumed. After every round a run reports to the board and learns whether it has to stop.
+
+The cluster is the one that ``ray.init()`` finds: the environment's RAY_ADDRESS, else a cluster that
+runs on this machine, else one that is started here and ends with this process.
 """
 
 import contextlib
+import logging
+import os
 import pickle
 import signal
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..engines import EngineSettings, process
-from ..engines.cluster import Told, connected, failure
-from ..errors import ConfigError, EngineError, StoppedError
+from ..errors import ConfigError, CoterieError, EngineError, StoppedError
 from ..storage import faults
 from . import interrupt
 from .comparison_folder import COMPARE
@@ -27,19 +33,103 @@ from .plan import FIRST, Cell
 from .run import Run
 from .setting import Setting
 
+ADDRESS = "RAY_ADDRESS"  # the variable of the environment that Ray's users set
 RETRIES = 3  # how often Ray starts a run again whose worker was lost
 POLL = 0.2  # seconds between two looks at the board
+
+
+# ---- the cluster --------------------------------------------------------------------------------
+
+
+def package() -> Any:
+    """The package ray; without it, the error names the extra that brings it."""
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError(
+            "run.spread is 'ray', but the package ray is not installed; install it with: "
+            "pip install 'coterie[ray]', or leave run.spread out, which gives the same numbers"
+        ) from error
+    return ray
+
+
+def connected() -> Any:
+    """The package ray, connected to a cluster; the signal handlers stay as they are."""
+    ray = package()
+    if ray.is_initialized():
+        return ray
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        raise EngineError(
+            f"no Ray cluster could be reached ({error}); RAY_ADDRESS is "
+            f"{os.environ.get(ADDRESS, 'not set')}; expected the address of a cluster that runs, "
+            "or no RAY_ADDRESS to start one here"
+        ) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # ray.init sets its own
+    return ray
+
+
+def described() -> str:
+    """The version of Ray, and the cluster that a run would use."""
+    address = os.environ.get(ADDRESS)
+    where = "the cluster on this machine, or one that is started for the run"
+    return f"ray {package().__version__}, {f'RAY_ADDRESS={address}' if address else where}"
+
+
+def failure(error: Any) -> Exception:
+    """The exception that a task raised, as it would have been raised in this process."""
+    if isinstance(error.cause, CoterieError):
+        return error.cause
+    return EngineError(f"a Ray worker failed: {error}")
+
+
+# Everything is pickled: a Ray cluster is one trust domain, and who can reach it can run code on it.
+
+
+class Told(NamedTuple):
+    """What several tasks have in common, pickled once."""
+
+    path: list[str]  # sys.path of this process
+    argv: list[str]  # the command, which the folder of a run names
+    pickled: bytes
+
+    @classmethod
+    def of(cls, values: Any) -> "Told":
+        """Pickle the values; classes that are not in a module that can be imported go with them."""
+        try:
+            return cls(list(sys.path), list(sys.argv), package().cloudpickle.dumps(values))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise EngineError(
+                "Ray computes in other processes, which cannot be told of this method or network "
+                f"({error}); let it hold nothing but numbers, tensors and modules, or leave "
+                "run.spread out"
+            ) from error
+
+    def load(self) -> Any:
+        """The values, in a task; modules are also looked for where the sender found them."""
+        sys.path += [place for place in self.path if place not in sys.path]
+        sys.argv[:] = self.argv
+        try:
+            return pickle.loads(self.pickled)
+        except (ImportError, AttributeError) as error:
+            raise EngineError(
+                f"a Ray worker cannot load what it was sent ({error}); the same coterie, and the "
+                "modules of your own methods and networks, must be importable on every node"
+            ) from error
+
+
+# ---- the runs -----------------------------------------------------------------------------------
 
 
 def spread(
     setting: Setting, cells: Sequence[Cell], listeners: Sequence[Watch]
 ) -> Iterator[tuple[Cell, Run]]:
     """Execute the cells of one config; all of them have run when the first is given."""
-    if cells[0].out is None and setting.config.engine.name == "wire":
-        raise ConfigError(
-            "run.spread: the engine 'wire' keeps its clients' files in the folder of a run; name "
-            "one with --out, or use another engine"
-        )
     ray = connected()
     board = ray.remote(num_cpus=0, max_restarts=-1)(board_class()).remote()
     told = ray.put(Told.of(setting))

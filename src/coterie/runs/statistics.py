@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import rankdata
 
-from ..core.metrics import Array, Floats, higher_is_better, mean_known
+from ..core.metrics import Array, Floats, higher_is_better, mean_known, stalled
+from .run import Run
 
 EXACT_UP_TO = 50  # pairs; beyond it the signed-rank test takes the normal approximation
 
@@ -27,6 +28,14 @@ class OverClients(NamedTuple):
     variance_best: float
     scored: int
     unscored: int  # clients without test data
+
+
+def promised_rounds(run: Run) -> int:
+    """The rounds that a run's config asks for: fewer if validation scores stopped it."""
+    asked = run.config.get("run", {})
+    means = mean_known(run.val).tolist()
+    stopped = "patience" in asked and stalled(means, run.metric) == asked["patience"]
+    return len(run.lines) if stopped else asked.get("rounds", len(run.lines))
 
 
 def over_clients(scores: Floats, sizes: Array, metric: str = "accuracy") -> OverClients:

@@ -188,8 +188,8 @@ LINE_MAY = {  # the fields that some lines have
     "off_diagonal": "zero, uniform or varied",
     "distillation": "two numbers",
     "objective": "a number or null",
-    "train_loss": "a number or null",
     RAW: "a list of clients and owners",
+    "coalition": "a list of counts",
 }
 
 

@@ -126,7 +126,7 @@ def _ran_summary(config: Mapping[str, Any], environment: Mapping[str, Any]) -> d
     chosen = config.get("resolved", {})
     forms = [(f["stage"], f["way"], f["why"]) for f in environment.get(RAN, {}).values()]
     counted = sorted(Counter(forms).items())
-    names = ("engine", "chunk", "compiler", "kernels")
+    names = ("engine", "chunk", "compiler")
     return {
         **{name: chosen.get(name) for name in names},
         "calls": [

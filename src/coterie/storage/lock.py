@@ -1,11 +1,9 @@
 """A lock on a folder of results: only one process at a time writes to it.
 
 The lock is ``flock`` on the file ``.lock`` of the folder, so that it ends with its process, however
-the process ends. The file names the process that holds the lock, for the error message of a second
-process. A file that a killed process has left behind is not locked and is taken over. Where the
-file system has no ``flock``, the content of the file decides: a process of this machine that no
-longer runs holds no lock; a process on another machine cannot be checked, and the error asks the
-user to do so.
+the process ends; a file that a killed process has left behind is not locked and is taken over. The
+file names the process that holds the lock, for the error message of a second process. A folder on a
+disk without file locks is refused.
 """
 
 import contextlib
@@ -16,39 +14,19 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from ..errors import InUseError
+from ..errors import InUseError, StoreError
 from . import files
 
 try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows has no flock
     fcntl = None  # type: ignore[assignment]
+    import msvcrt
 
 NAME = ".lock"
 _MOST = 4096  # bytes of a lock file that are read
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-
-
-class Owner(NamedTuple):
-    """The process that holds a lock, and since when."""
-
-    pid: int
-    host: str
-    started: str  # the start time of the process, which differs if its pid is used again
-    since: str
-
-    @classmethod
-    def me(cls) -> "Owner":
-        """This process, now."""
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        return cls(os.getpid(), platform.node(), _started(os.getpid()), since)
-
-    @property
-    def gone(self) -> bool:
-        """Whether this is a process of this machine that no longer runs."""
-        return self.host == platform.node() and _started(self.pid) != self.started
 
 
 @contextlib.contextmanager
@@ -72,7 +50,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> int:
-    """The handle of the lock file, locked and with this process's :class:`Owner` in it."""
+    """The handle of the lock file, locked and with the name of this process in it."""
     path = folder / NAME
     files.refuse_links(folder, [NAME])
     while True:
@@ -80,9 +58,11 @@ def _locked(folder: Path) -> int:
         try:
             _take(handle, path)
             if _is_at(handle, path):
+                since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+                me = {"pid": os.getpid(), "host": platform.node(), "since": since}
                 os.ftruncate(handle, 0)
                 os.lseek(handle, 0, os.SEEK_SET)
-                os.write(handle, json.dumps(Owner.me()._asdict()).encode())
+                os.write(handle, json.dumps(me).encode())
                 return handle
         except BaseException:
             os.close(handle)
@@ -94,14 +74,20 @@ def _take(handle: int, path: Path) -> None:
     """Lock the file, or raise an error that names the process that holds it."""
     try:
         if fcntl is None:
-            raise OSError(errno.ENOTSUP, "there is no flock")
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[unreachable]
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        owner = _owner(handle)
-        if error.errno in _TAKEN:
-            raise _in_use(path, owner, "wait until it ends, or stop it") from None
-        if owner is not None and not owner.gone:
-            raise _in_use(path, owner, f"if it no longer runs, delete {path}") from None
+        if error.errno not in _TAKEN:
+            raise StoreError(
+                f"{path.parent}: is on a disk without file locks ({error.strerror}), so that two "
+                "processes could mix their rounds; choose a folder on another disk with --out"
+            ) from error
+        raise InUseError(
+            f"{path.parent}: is in use by {_owner(handle)}; expected a folder that nobody else "
+            "writes to, as two processes would mix their rounds; nothing was changed; wait until "
+            "it ends, or stop it, or choose another folder with --out"
+        ) from None
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -112,44 +98,10 @@ def _is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def _owner(handle: int) -> Owner | None:
-    """The owner that a lock file names; None if its content is not one that we write."""
+def _owner(handle: int) -> str:
+    """The process that a lock file names; its content may be anything."""
     try:
-        said: dict[str, Any] = json.loads(os.read(handle, _MOST))
-        found = Owner(**said)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return found if type(found.pid) is int and found.pid > 0 else None
-
-
-def _in_use(path: Path, owner: Owner | None, advice: str) -> InUseError:
-    who = "another process"
-    if owner is not None:
-        who = f"process {owner.pid} on {owner.host} since {owner.since}"
-    return InUseError(
-        f"{path.parent}: is in use by {who}; expected a folder that nobody else writes to, as two "
-        f"processes would mix their rounds; nothing was changed; {advice}, or choose another "
-        "folder with --out"
-    )
-
-
-def _started(pid: int) -> str:
-    """A text that differs between processes that use the same pid; empty if none runs."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return text.rpartition(")")[2].split()[19]  # the time it was started, in clock ticks
-    except (OSError, IndexError):
-        return _alive(pid)
-
-
-def _alive(pid: int) -> str:
-    """As :func:`_started` on systems without start times: only whether the process exists."""
-    if os.name != "posix":
-        return "unknown"
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return ""
-    except OSError:
-        pass
-    return "alive"
+        said = json.loads(os.read(handle, _MOST))
+        return f"process {int(said['pid'])} on {said['host']} since {said['since']}"
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return "another process"

@@ -51,8 +51,7 @@ LAWS: dict[str, Law] = {
     "participation": Law(whole_runs.half_of_the_clients_are_enough, _PURE),
     "replies": Law(whole_runs.any_replies_are_enough, (*_JUDGED, "participation")),
     "trace_key": Law(declared.chapters_are_declared, _PURE),
-    "traffic": Law(declared.traffic_is_what_the_messages_weigh, _PURE),
-    "engines": Law(whole_runs.engines_agree, (*_JUDGED, "traffic")),
+    "engines": Law(whole_runs.engines_agree, _JUDGED),
     "evaluation": Law(whole_runs.evaluating_changes_nothing, _JUDGED),
     "replay": Law(
         whole_runs.replayed_rounds_agree,

@@ -1,4 +1,4 @@
-"""Laws on what a method says of itself: its traits, its traffic and its collaboration matrix."""
+"""Laws on what a method says of itself: its traits and its collaboration matrix."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.locations import place_of
-from ..core.tree import Bank, Tree, count_bytes, flatten, row, take, unflatten
+from ..core.tree import Tree, row, take
 from ..data.federation import Federation
 from .harness import (
     PIXELS,
@@ -108,59 +108,6 @@ def _holds(leaf: Tensor, samples: Tensor) -> bool:
     windows = leaf.double().flatten().unfold(0, PIXELS, 1)
     begins = torch.isin(windows[:, 0], samples[:, 0])
     return any(bool((samples - window).abs().amax(1).min() < 1e-9) for window in windows[begins])
-
-
-def traffic_is_what_the_messages_weigh(case: Case) -> Iterator[str]:
-    """The traffic of a run is what its messages weigh, and nothing else is read."""
-    first = case.reference[0]
-    step = case.trial.step(*case.trial.init(), case.trial.round(0, first.clients))
-    served = case.algorithm.serve(step.server, case.trial.round(1))
-    expected = tuple(map(count_bytes, (step.received, step.uploads, served)))
-    found = first.bytes
-    if found != expected:
-        yield (
-            f"the first round of a run took {found} bytes (down, up, to predict), but its messages "
-            f"weigh {expected}: messages must not depend on what was computed before"
-        )
-    yield from _uncounted(case)
-
-
-def _uncounted(case: Case) -> Iterator[str]:
-    """Models of a Bank that a client reads though no slot of its own holds them."""
-    begun, trial = case.walk[1], case.trial
-    if not _has_bank(begun.step.received):
-        return
-    for i in range(trial.population):
-        received, state = row(begun.step.received, i), row(begun.states, i)
-        replies = [
-            case.algorithm.local(trial.client(i, 1), message, copied(state))
-            for message in (copied(received), _only_sent(received))
-        ]
-        if words := difference(replies[1], replies[0], "(upload, state)"):
-            yield (
-                f"{place_of(case.algorithm, 'local')} of client {i} reads models of a Bank that "
-                f"were not sent to it and not counted as traffic: {words}; read bank.rows() only"
-            )
-            return
-
-
-def _has_bank(message: Tree) -> bool:
-    return any(isinstance(leaf, Bank) for _, leaf in flatten(message, (Bank,)))
-
-
-def _only_sent(message: Tree) -> Tree:
-    """A message in which rows of a Bank's table that no slot holds are NaN, or 0 of integers."""
-    parts = [_narrowed(leaf) for _, leaf in flatten(message, (Bank,))]
-    return unflatten(message, parts, (Bank,))
-
-
-def _narrowed(leaf: Tensor | Bank) -> Tensor | Bank:
-    if isinstance(leaf, Tensor):
-        return leaf.clone()
-    models = torch.full_like(leaf.models, torch.nan if leaf.models.is_floating_point() else 0)
-    held = leaf.slot[leaf.slot >= 0]
-    models[held] = leaf.models[held]
-    return leaf._replace(models=models)
 
 
 # ---- the collaboration matrix --------------------------------------------------------------------

@@ -14,12 +14,12 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from ..core.algorithm import AnyAlgorithm, Mixture
+from ..core.algorithm import AnyAlgorithm
 from ..core.fields import Field, fields
-from ..core.locations import place_of
+from ..core.locations import check_rows, checked_init, checked_local, checked_mixture, place_of
 from ..core.policies import Wrapper
 from ..core.ranges import fitted
-from ..core.tree import Tree, leaves, row
+from ..core.tree import Tree, row
 from ..errors import CoterieError
 from .harness import (
     Begun,
@@ -28,12 +28,10 @@ from .harness import (
     copied,
     difference,
     kind,
-    misfit,
     named,
     with_other,
 )
 
-TREES = "tensors, and NamedTuples or tuples of them"
 TWO = (0, 3)  # clients with many samples and with few
 
 Call = tuple[str, Callable[..., Any], dict[str, Tree]]  # function, what to call, its trees
@@ -131,35 +129,8 @@ def _fits(value: Any, kind: Any) -> bool:
 def init_gives_a_row_per_client(case: Case) -> Iterator[str]:
     """init() gives a server and one row of state per client, made of tensors."""
     case.trial.check()
-    place, made = place_of(case.algorithm, "init"), _anything(case.trial.init())
-    if not isinstance(made, tuple) or len(made) != 2:
-        yield f"{place} returned a {type(made).__name__}; expected the pair (server, states)"
-        return
-    for part, path in zip(made, ("server", "states"), strict=True):
-        if wrong := misfit(part, path):
-            yield f"{place} returned something else than tensors: {wrong}; expected {TREES}"
-            return
-    yield from missing_rows(made[1], case.trial.population, "states", place)
-
-
-def _anything(returned: Any) -> Any:
-    """What a function returned, whatever its annotation promises."""
-    return returned
-
-
-def missing_rows(tree: Tree, count: int, path: str, place: str) -> Iterator[str]:
-    """Tensors of a tree that have not one row per client."""
-    if all(leaf.dim() and len(leaf) == count for leaf in leaves(tree)):
-        return
-    wrong = next(
-        f"{name} is {kind(leaf)}"
-        for name, leaf in named(tree, path)
-        if not leaf.dim() or len(leaf) != count
-    )
-    yield (
-        f"{place}: {wrong}; expected one row for each of the {count} clients of the round, so a "
-        f"first dimension of {count}: rows(value, {count}) gives all the same without copies"
-    )
+    checked_init(case.algorithm, case.trial.init(), case.trial.population)
+    yield from ()
 
 
 # ---- messages ------------------------------------------------------------------------------------
@@ -170,17 +141,9 @@ def messages_have_a_row_per_client(case: Case) -> Iterator[str]:
     method, trial = case.algorithm, case.trial
     server, states = trial.init()
     round = trial.round(0)
-    received, served = method.download(server, round), method.serve(server, round)
-    for name, message in (("download", received), ("serve", served)):
-        place = place_of(method, name)
-        if wrong := misfit(message, "its message"):
-            yield f"{place} returned something else than tensors: {wrong}; expected {TREES}"
-            return
-        found = list(missing_rows(message, trial.population, "its message", place))
-        yield from found
-        if found:
-            return
-    yield from _replies(case, received, states)
+    for name in ("download", "serve"):
+        check_rows(method, name, getattr(method, name)(server, round), trial.population)
+    yield from _uploads(case, method.download(server, round), states)
     observed = method.observed(server)
     try:
         json.dumps(observed)
@@ -188,32 +151,19 @@ def messages_have_a_row_per_client(case: Case) -> Iterator[str]:
         yield f"{place_of(method, 'observed')} is no plain JSON ({error}): return plain numbers"
 
 
-def _replies(case: Case, received: Tree, states: Tree) -> Iterator[str]:
-    """Replies that are no pairs of trees of one form."""
-    place, first = place_of(case.algorithm, "local"), None
+def _uploads(case: Case, received: Tree, states: Tree) -> Iterator[str]:
+    """Uploads that are not of one form for all clients."""
+    method, first = case.algorithm, None
     for i in range(case.trial.population):
         state = row(states, i)
-        client = case.trial.client(i, 0)
-        reply = _anything(case.algorithm.local(client, row(received, i), state))
-        if not isinstance(reply, tuple) or len(reply) != 2:
-            yield f"{place} returned a {type(reply).__name__}; expected the pair (upload, state)"
-            return
-        for part, path in zip(reply, ("its upload", "its new state"), strict=True):
-            if wrong := misfit(part, path):
-                yield f"{place} returned something else than tensors: {wrong}; expected {TREES}"
-                return
-        if _form(reply[1]) != _form(state):
+        reply = method.local(case.trial.client(i, 0), row(received, i), state)
+        upload, _ = checked_local(method, reply, state)
+        first = upload if first is None else first
+        if _form(upload) != _form(first):
             yield (
-                f"{place} returned a state of the form {_told(reply[1])} for client {i}; expected "
-                f"the form it was given, {_told(state)}"
-            )
-            return
-        first = reply if first is None else first
-        if _form(reply[0]) != _form(first[0]):
-            yield (
-                f"{place} returned an upload of the form {_told(reply[0])} for client {i} and "
-                f"{_told(first[0])} for client 0; expected one form for all clients: fill what a "
-                "client lacks with zeros and send a mask"
+                f"{place_of(method, 'local')} returned an upload of the form {_told(upload)} for "
+                f"client {i} and {_told(first)} for client 0; expected one form for all clients: "
+                "fill what a client lacks with zeros and send a mask"
             )
             return
 
@@ -240,21 +190,13 @@ def predictors_are_mixtures(case: Case) -> Iterator[str]:
     """Predictors have finite models and finite weights that sum to one."""
     place, last = place_of(case.algorithm, "predictor"), case.walk[-1].step
     for i, mixture in enumerate(case.predictors(last.server, last.states, 2)):
-        if wrong := _mixture(mixture, case.trial.start):
+        if wrong := _mixture(*checked_mixture(case.algorithm, mixture, len(case.trial.start))):
             yield f"{place} of client {i}: {wrong}"
             return
 
 
-def _mixture(mixture: Any, start: Tensor) -> str | None:
-    """What is wrong with a predictor."""
-    if not isinstance(mixture, Mixture):
-        return f"returned a {type(mixture).__name__}; expected a Mixture (single(w) makes one)"
-    weights, models = mixture
-    if weights.dim() != 1 or models.shape != (len(weights), len(start)):
-        return (
-            f"weights are {kind(weights)} and models {kind(models)}; expected [r] and "
-            f"[r, {len(start)}]"
-        )
+def _mixture(weights: Tensor, models: Tensor) -> str | None:
+    """What is wrong with the numbers of a predictor."""
     if not bool(torch.isfinite(weights).all() and torch.isfinite(models).all()):
         return "a weight or a model is NaN or infinite; expected finite numbers"
     total = float(weights.sum())

@@ -30,7 +30,6 @@ from ..core.tree import Tree, flatten, row, unflatten
 from ..data.federation import Dataset, Federation
 from ..data.simulation import simulate
 from ..engines import Engine, EngineSettings, make_engine
-from ..engines.wire import Inline, WireEngine
 from ..runs import checkpoint
 from ..training.guard import Guard
 from ..training.rounds import Begin, train
@@ -249,10 +248,8 @@ class Trial:
             made.close()
 
     def _engine(self, name: str) -> Engine:
-        if name == "wire":  # in this process: a class of a notebook cannot be sent to another
-            return WireEngine(self._shards, worker=Inline())
         settings = EngineSettings(name)
-        if name != "loop":
+        if name not in ("loop", "wire"):
             settings = EngineSettings(
                 "vmap",
                 chunk=5 if name == "traced" else 2,  # one chunk is traced sooner than three
@@ -395,14 +392,6 @@ def named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
     for steps, leaf in flatten(tree):
         if isinstance(leaf, ARRAYS):
             yield _name(path, steps), dense(leaf)
-
-
-def misfit(tree: Tree, path: str) -> str | None:
-    """What part of a tree is neither a tensor nor a tuple; None where all of it is."""
-    for steps, leaf in flatten(tree):
-        if not isinstance(leaf, ARRAYS):
-            return f"{_name(path, steps)} is a {type(leaf).__name__}"
-    return None
 
 
 def _name(path: str, steps: str) -> str:

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ..core.algorithm import AnyAlgorithm
 from ..core.client import Client
-from ..core.locations import failure, place_of
+from ..core.locations import check_rows, failure, place_of
 from ..core.policies import Wrapper
 from ..core.tree import Tree, leaves, map_leaves, take
-from .functions import missing_rows
 from .harness import ROUNDS, Case, NotApplicableError, Outcome, Trial, difference, federation, named
 
 TOLERANCE = 1e-9
@@ -162,10 +161,10 @@ def half_of_the_clients_are_enough(case: Case) -> Iterator[str]:
         raise NotApplicableError(
             "it declares traits.everybody: all clients take part in every round"
         )
-    wrong = list(_rows_of_some(case))
-    yield from wrong
-    if wrong:
-        return
+    server, _ = case.trial.init()
+    for name in ("download", "serve"):
+        message = getattr(case.algorithm, name)(server, case.trial.round(0, (0, 3)))
+        check_rows(case.algorithm, name, message, 2)
     if isinstance(case.halves, Exception):
         yield (
             f"a round of half of the clients fails: {failure(case.halves, case.algorithm)}; "
@@ -185,15 +184,6 @@ def half_of_the_clients_are_enough(case: Case) -> Iterator[str]:
             return
         before = outcome.states
     yield from _finite(case, "with half of the clients", case.halves[-1].mixture)
-
-
-def _rows_of_some(case: Case) -> Iterator[str]:
-    """Messages to two clients that have not two rows."""
-    server, _ = case.trial.init()
-    round = case.trial.round(0, (0, 3))
-    for name in ("download", "serve"):
-        message = getattr(case.algorithm, name)(server, round)
-        yield from missing_rows(message, 2, "its message", place_of(case.algorithm, name))
 
 
 def any_replies_are_enough(case: Case) -> Iterator[str]:
@@ -253,9 +243,6 @@ def _finite(case: Case, told: str, mixture: object) -> Iterator[str]:
 
 
 # ---- clients that send what they should not ------------------------------------------------------
-
-
-# Classes, not closures: they may be sent to a process of the wire engine.
 
 
 @dataclass(frozen=True)

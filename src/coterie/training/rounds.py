@@ -5,7 +5,7 @@ It computes the server half of a method. An engine owns the clients.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..core.answers import Outcomes
 from ..core.batches import EVALUATION_BLOCK
 from ..core.locations import check_rows, checked_init, checked_matrix, checked_server
 from ..core.messages import Rejection
-from ..core.metrics import mean_known
+from ..core.metrics import mean_known, stalled
 from ..core.policies import governed
 from ..core.problem import Problem
 from ..core.tree import Bank, Tree
@@ -92,6 +92,8 @@ def train(
     evaluate_every: int = 1,
     metric: str = "accuracy",
     guard: Guard = DEFAULT_GUARD,
+    patience: int | None = None,
+    validated: Sequence[float] = (),
     begin: Begin | None = None,
 ) -> Iterator[Record]:
     """Train for ``rounds`` rounds and yield a record after each.
@@ -99,7 +101,11 @@ def train(
     The last round is always evaluated. Evaluation does not change the results, because every random
     draw is derived from the seed. Nor does stopping: with ``begin``, the state that an earlier call
     reached, the following rounds are the same.
+
+    With ``patience`` the round is the last one in which the mean validation score has not exceeded
+    its best for so many evaluations; ``validated`` are the means of those before ``begin``.
     """
+    until = Until(problem, rounds, patience, list(validated))
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
     done, server, states, accepted = begin or _start(algorithm, problem)
@@ -112,15 +118,12 @@ def train(
         server, accepted, traffic, rejected, raw = _exchange(
             algorithm, engine, server, accepted, round, problem.sizes, guard
         )
-        last = index == rounds - 1
-        found, collaboration = None, None
-        evaluated = last or (index + 1) % evaluate_every == 0
+        found, collaboration, last = None, None, False
+        evaluated = index == rounds - 1 or (index + 1) % evaluate_every == 0
         if evaluated or problem.population <= MATRIX_EVERY_ROUND:
-            shown = engine.shown(algorithm)
-            weights = algorithm.collaboration(server, shown, round)
-            collaboration = _matrix(checked_matrix(algorithm, weights))
+            collaboration = _weights(algorithm, engine, server, round)
         if evaluated:
-            found, served, raw = _evaluate(algorithm, engine, server, round, metric, raw, last)
+            found, served, raw, last = _judged(algorithm, engine, server, round, metric, raw, until)
             traffic, rejected = traffic._replace(serve=served), (*rejected, *found.lost)
         yield Record(
             index=index,
@@ -128,18 +131,20 @@ def train(
             traffic=traffic,
             rejected=rejected,
             seconds=time.perf_counter() - began,
-            evaluation=None if found is None else _validated(found.evaluation, problem),
+            evaluation=None if found is None else found.evaluation,
             collaboration=collaboration,
             mixture=found.mixture if found is not None and last else None,
             server=server,
             accepted=accepted,
             snapshot=engine.snapshot,
-            observed=_observed(algorithm, server, found),
+            observed=algorithm.observed(server),
             outcomes=None if found is None else found.outcomes,
             digests=None if found is None else found.digests,
             federated=federated_accuracy(algorithm, problem, server) if evaluated else None,
             raw=raw,
         )
+        if last:
+            return
 
 
 def _nothing_yet(problem: Problem) -> Tensor:
@@ -222,6 +227,34 @@ def _exchange(
     return server, accepted, traffic, rejected, raw
 
 
+class Until(NamedTuple):
+    """When a run ends."""
+
+    problem: Problem
+    rounds: int
+    patience: int | None  # evaluations without a better mean validation score
+    means: list[float]  # of all evaluations so far
+
+
+def _judged(
+    algorithm: AnyAlgorithm,
+    engine: Engine,
+    server: Tree,
+    round: Round,
+    metric: str,
+    raw: Owners,
+    until: Until,
+) -> tuple[Predicted, int, Owners, bool]:
+    """Evaluate a round, as :func:`_evaluate` does, and tell whether it is the last one."""
+    last = round.index == until.rounds - 1
+    made = _evaluate(algorithm, engine, server, round, metric, raw, last)
+    evaluation = _validated(made[0].evaluation, until.problem)
+    until.means.append(float(mean_known(evaluation.val)))
+    if not last and until.patience and stalled(until.means, metric) >= until.patience:
+        last, made = True, _evaluate(algorithm, engine, server, round, metric, raw, keep=True)
+    return made[0]._replace(evaluation=evaluation), *made[1:], last
+
+
 def _evaluate(
     algorithm: AnyAlgorithm,
     engine: Engine,
@@ -258,18 +291,17 @@ def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) 
     return 100.0 * int(right) / held.y.numel()
 
 
-def _observed(algorithm: AnyAlgorithm, server: Tree, found: Predicted | None) -> dict[str, Any]:
-    """What the method adds to the round's line, and the mean loss on training data if measured."""
-    if found is None or found.train_loss is None:
-        return algorithm.observed(server)
-    return {**algorithm.observed(server), "train_loss": float(mean_known(found.train_loss))}
-
-
 def _validated(found: Evaluation, problem: Problem) -> Evaluation:
     """The evaluation without validation scores on data that was trained on."""
     unseen = np.array(problem.counts.validated)
     val, loss = (np.where(unseen, column, np.nan) for column in (found.val, found.val_loss))
     return found._replace(val=val, val_loss=loss)
+
+
+def _weights(algorithm: AnyAlgorithm, engine: Engine, server: Tree, round: Round) -> Any:
+    """The collaboration matrix after a round."""
+    weights = algorithm.collaboration(server, engine.shown(algorithm), round)
+    return _matrix(checked_matrix(algorithm, weights))
 
 
 def _matrix(A: Tensor | None) -> Any:

@@ -20,7 +20,7 @@ from ..runs.statistics import OverSeeds, Paired
 from ..runs.summary import BY_VALIDATION, last_score, score_field, summarise
 from . import judgement
 from .judgement import Choice, ClientGain, Judgement
-from .reliance import Reliance, reliance
+from .reliance import Reliance, coalitions, reliance
 
 if TYPE_CHECKING:
     from .verdict import SiteAnswer
@@ -203,6 +203,7 @@ class Comparison:
             "metric": self.metric,
             "seeds": list(self.seeds),
             "methods": [{**row._asdict(), **_answers(found.get(row.method))} for row in self.rows],
+            "coalitions": {m: c for m in self.methods if (c := coalitions(self.of_method(m)[0]))},
             "sites": [answer.to_dict() for answer in self.answers],
             "clients": [
                 {

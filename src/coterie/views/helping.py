@@ -15,7 +15,7 @@ from ..core.metrics import Floats
 from ..runs.collaboration import ZERO_WITHIN
 from ..runs.run import Roster, Run
 from . import words
-from .reliance import Reliance, on_others, took_part
+from .reliance import Reliance, coalitions, on_others, took_part
 from .svg import Scale, apart, colour, figure, png, polyline, tag
 
 LEAST = 0.25  # modularity below which groups are hardly told from chance
@@ -355,6 +355,7 @@ class HelpCard(NamedTuple):
     order: str  # JSON list of clients in the order of the matrix
     largest: float  # the share that the number 255 stands for
     top: float  # the share that is drawn darkest
+    coalitions: str  # that the method formed in the run that is drawn; empty if it forms none
     frames: str  # base64 of uint8 [2 + rounds, K, K]: clear, mean, rounds; empty for many clients
 
 
@@ -408,6 +409,7 @@ def _card(relied: Reliance, run: Run, rounds: Sequence[int] | None) -> HelpCard:
         json.dumps(found.order.tolist()),
         largest,
         float(relied.share.max()) or 1.0,
+        "; ".join(map(", ".join, coalitions(run))),
         "" if rounds is None else base64.b64encode(packed.tobytes()).decode("ascii"),
     )
 

@@ -116,6 +116,15 @@ def took_part(line: Line | None, roster: Roster) -> NDArray[np.bool_]:
     return there
 
 
+def coalitions(run: Run) -> list[list[str]]:
+    """The names of each coalition's clients, if the method forms any and has done so."""
+    numbers = run.lines[-1].get("coalition", [])
+    found: dict[int, list[str]] = {}
+    for name, number in zip(run.roster.clients, numbers, strict=False):
+        found.setdefault(number, []).append(name)
+    return list(found.values())
+
+
 def _same_groups(one: Roster, other: Roster) -> bool:
     if one.groups is None or other.groups is None:
         return one.groups is other.groups

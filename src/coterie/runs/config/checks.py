@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ...core.fields import AUTO, REQUIRED, Field, checked, fields
-from ...core.imports import Code, names_class
+from ...core.imports import Code, imported, names_class
+from ...core.metrics import OwnMetric, register
 from ...core.optim import Recipe
 from ...errors import ConfigError, did_you_mean
 from .methods import NONE, OWN, VARIANT, algorithm_class, without_adaptation
@@ -61,6 +62,8 @@ def _unknown(path: list[str]) -> ConfigError:
 
 def with_names(config: Config) -> Config:
     """The config with data, partition and model looked up, their fields checked and filled in."""
+    _check_own(config)
+    _check_patience(config)
     found = {
         "data": _data_options(config),
         "partition": partition_options(config.partition, config.code),
@@ -71,6 +74,42 @@ def with_names(config: Config) -> Config:
         for table, options in found.items()
     }
     return config.model_copy(update=tables)
+
+
+def own_loss(train: TrainTable, code: Code) -> Callable[..., Any] | None:
+    """The loss that ``train.loss`` names, or that a program passed."""
+    from ...core.losses import OwnLoss
+
+    if train.loss is None:
+        return None
+    given = code.objects.get(train.loss)
+    found = imported(train.loss, OwnLoss, "train.loss", code) if given is None else given
+    made: Callable[..., Any] = found() if isinstance(found, type) else found
+    return made
+
+
+def _check_patience(config: Config) -> None:
+    """Refuse to stop by validation where the server knows no validation scores."""
+    if config.run.patience and (config.train.merge_val or config.run.federation):
+        raise ConfigError(
+            "run.patience: stops by scores on validation data, which a federation leaves at the "
+            "sites and train.merge_val trains on; expected neither, or no patience"
+        )
+
+
+def _check_own(config: Config) -> None:
+    """Look up a loss and a metric of one's own; they work in this process alone."""
+    metric, code = config.run.metric, config.code
+    if ":" in metric:
+        given = code.objects.get(metric)
+        register(metric, given or imported(metric, OwnMetric, "run.metric", code))
+    own_loss(config.train, code)
+    for field, own in (("run.metric", ":" in metric), ("train.loss", config.train.loss)):
+        if own and (config.run.federation or config.engine.name in ("wire", "ray")):
+            raise ConfigError(
+                f"{field}: code of one's own is not sent to sites or to other processes; expected "
+                "a simulation with engine.name 'auto', 'vmap' or 'loop'"
+            )
 
 
 def _data_options(config: Config) -> Fields:

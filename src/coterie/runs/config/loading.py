@@ -39,7 +39,7 @@ __all__ = [
 HEART = "heart"  # in place of a file: the config of the dataset of this name
 ALL = "all"  # run.methods = "all" means every method
 MOST_SEEDS = 10_000  # each seed is a run of every method
-WRITTEN = ("format", "resolved", "asked", "hash")  # what a run adds to its config.json
+WRITTEN = ("format", "resolved", "asked", "hash", "metric")  # what a run adds to its config.json
 TUNE = "tune"  # a table that only 'coterie tune' reads
 # The tables with a name, whose other fields belong to what is named.
 NAMED = tuple(name for name, table in Config() if "options" in type(table).model_fields)

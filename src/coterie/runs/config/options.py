@@ -44,6 +44,8 @@ OPTIONS = {
         Option("epochs", "train.epochs", int, "passes over a client's data in a round"),
         Option("batch", "train.batch", int, "samples per step"),
         Option("lr", "train.lr", float, "learning rate"),
+        Option("loss", "train.loss", str, "loss of one's own, package.module:Class"),
+        Option("metric", "run.metric", str, "what is scored ('coterie list metrics')"),
         Option("engine", "engine.name", str, "how clients are computed ('coterie list engines')"),
         Option("device", "engine.device", str, "cpu, cuda or cuda:N"),
         Option(

@@ -105,6 +105,7 @@ class TrainTable(_Table, Recipe, frozen=True):
 
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"  # of the arithmetic
     merge_val: bool = False  # also train on validation data
+    loss: str | None = None  # package.module:Class, in place of cross-entropy or squared error
     freeze: tuple[str, ...] | None = None  # patterns of parameters that are not trained
 
     def recipe(self) -> Recipe:
@@ -136,7 +137,6 @@ class RunTable(_Table, frozen=True):
     tests; ``data.test`` has no effect.
     The metric "auto" is accuracy; AUC where one of two classes has less than a third of the
     samples; and RMSE of numbers.
-    With ``training_loss`` an evaluated round logs the mean loss on training data (``train_loss``).
     With ``spread = "ray"`` the runs of a comparison are executed at the same time, in the tasks of
     a Ray cluster; otherwise one after the other in this process.
     """
@@ -150,8 +150,8 @@ class RunTable(_Table, frozen=True):
     deal: Literal["fixed", "anew"] | CountOrZero = "fixed"  # the seed that divides the data
     methods: tuple[str, ...] | None = None  # of a comparison; "all": every method
     evaluate_every: Count = 1  # rounds
-    training_loss: bool | None = None  # log the mean loss on training data
-    metric: Annotated[str, OneOf(("auto", *METRICS))] = "auto"  # auto: accuracy, auc or rmse
+    metric: Annotated[str, OneOf(("auto", *METRICS), own=True)] = "auto"  # or package.module:Class
+    patience: Count | None = None  # evaluations without a better validation mean, then it stops
     checkpoint_every: Count | None = None  # rounds
     spread: Literal["ray"] | None = None  # execute the runs of a comparison at the same time
     out: str | None = None  # folder of the results
