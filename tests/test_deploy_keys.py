@@ -179,12 +179,20 @@ def test_a_signature_is_over_every_byte(site):
         keys.check_signature(keys.make_site("a")[0], b"data", signature)
 
 
-def test_a_box_key_is_pynacls():
-    import base64
-
-    public = pytest.importorskip("nacl.public")
-    private, shown = keys.make_box()
-    assert bytes(public.PrivateKey(private).public_key) == base64.b64decode(shown)
+def test_what_is_sealed_opens_for_two_owners_and_one_context_alone():
+    (mine, my_box), (theirs, their_box), (other, _) = (keys.make_box() for _ in range(3))
+    secret = keys.shared_secret(mine, their_box)
+    data = keys.sealed(secret, b"round 3", b"model")
+    assert keys.opened(keys.shared_secret(theirs, my_box), b"round 3", data) == b"model"
+    stranger = keys.shared_secret(other, my_box)
+    wrong = [(stranger, b"round 3", data), (secret, b"round 4", data), (secret, b"round 3", b"")]
+    wrong += [
+        (secret, b"round 3", data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        for at in range(len(data))
+    ]
+    for attempt in wrong:
+        with pytest.raises(StoreError, match="cannot be opened"):
+            keys.opened(*attempt)
 
 
 def test_without_cryptography_the_error_names_the_extra():

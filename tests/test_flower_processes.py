@@ -1,7 +1,13 @@
 """Stock Flower as real processes on loopback: equal digests, kills, a hostile app."""
 
+import contextlib
 import os
+import re
+import shlex
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,14 +18,21 @@ pytest.importorskip("flwr")
 import coterie
 from coterie import api
 from coterie.deploy.folders import write_app
-from coterie.deploy.local_federation import local_sites
+from coterie.deploy.local_federation import free_port, local_sites
 from coterie.storage import files
-from flower_net import FlowerNet, until
+from flower_net import BIN, FlowerNet, until
 from sites import FAST
+from test_service import blocks, table
 
 pytestmark = pytest.mark.slow
 
 SITES = 3
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "OMP_NUM_THREADS": "1",
+}
 DATA = {**FAST, "data": {"name": "digits"}, "partition": {"name": "iid", "clients": SITES}}
 CONFIG = """\
 [model]
@@ -73,14 +86,17 @@ def test_on_stock_supernodes_the_digest_is_the_simulations(net, method, particip
     assert not any(coterie.verify(out).values())
 
 
+@pytest.mark.parametrize("round", range(3))
 @pytest.mark.parametrize("victim", ["site", "node", "link", "serverapp"])
-def test_after_a_kill_the_digest_is_the_simulations(net, victim):
-    config, out = asked(net, "scaffold", rounds=5)
+def test_after_a_kill_in_any_round_the_digest_is_the_simulations(net, victim, round):
+    config, out = asked(net, "scaffold")
     net.run(config=config, out=out)
     lines = out / "rounds.jsonl"
-    until(lambda: lines.exists() and lines.read_text().count("\n") >= 2, said=net.all_logs)
+    begun = (out / "config.json").exists
+    done = begun if round == 0 else lambda: begun() and lines.read_text().count("\n") >= round
+    until(done, said=net.all_logs)
     name = next(iter(net.sites))
-    begun = time.monotonic()
+    killed = time.monotonic()
     if victim == "serverapp":
         (app,) = [pid for pid in net.children("exec") if "serverapp" in command_of(pid)][:1]
         os.kill(app, signal.SIGKILL)
@@ -89,8 +105,8 @@ def test_after_a_kill_the_digest_is_the_simulations(net, victim):
         part = victim if victim == "link" else f"{victim} {name}"
         net.kill(part)
         net.start(part)
-    assert net.digest(out) == simulated("scaffold", rounds=5)
-    print(f"\n{victim} was killed: the run has ended after {time.monotonic() - begun:.0f} s")
+    assert net.digest(out) == simulated("scaffold")
+    print(f"\n{victim} in round {round}: ended {time.monotonic() - killed:.0f} s after the kill")
 
 
 def command_of(pid: int) -> str:
@@ -189,3 +205,114 @@ def test_flowers_simulation_runs_every_method_with_the_digest_of_loop(tmp_path, 
         if there["digest"] != run.summary["digest"]:
             differ.add(name)
     assert differ == {"fedavg_data"}  # each site draws what it shares by itself
+
+
+def test_the_instructions_lead_through_flower_to_the_page(tmp_path, monkeypatch):
+    """Word by word, as three hospitals; users, services and nginx alone are left out."""
+    hospitals, running, port = ("ash", "birch", "cedar"), [], free_port()
+    for name in ("etc", "flower", "run", "flwr"):
+        (tmp_path / name).mkdir(mode=0o750)
+    places = {
+        "/var/lib/coterie/link.db": tmp_path / "link.db",
+        "/var/lib/coterie/SITE": tmp_path / "SITE",
+        "/etc/coterie": tmp_path / "etc",
+        "/var/lib/flower/supernode": tmp_path / "flower" / "SITE",
+        "/run/coterie/site": tmp_path / "run" / "SITE",
+        "supernode.pub": tmp_path / "flower" / "SITE.pub",
+        "/opt/coterie/bin/": "",
+        "127.0.0.1:9092": f"localhost:{port}",
+        "--port 9092": f"--port {port}",
+        'RUN"': f'{tmp_path}/RUN"',
+        "THEIR.csv": "SITE.csv",
+    }
+    paths = f"{BIN}:{os.environ['PATH']}"
+    environment = {**os.environ, **QUIET, "FLWR_HOME": str(tmp_path / "flwr"), "PATH": paths}
+
+    def typed(line, site="", ends=True, **words):
+        for word, value in (places | {"SITE": site} | words).items():
+            line = line.replace(word, str(value))
+        command = shlex.split(line)
+        if command[0] == "coterie":
+            command = [sys.executable, "-P", "-m", *command]
+        if command[0] == "flower-supernode":
+            command += ["--port", str(free_port())]  # there are three on this machine
+        log = tmp_path / f"{len(running)}.log"
+        if not ends:
+            with log.open("wb") as file:
+                running.append(
+                    subprocess.Popen(
+                        command,
+                        cwd=tmp_path,
+                        env=environment,
+                        stdout=file,
+                        stderr=file,
+                        start_new_session=True,
+                    )
+                )
+            return log
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            input="y\n",
+            timeout=300,
+        )
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        return done.stdout
+
+    fed = tmp_path / "fed"
+    typed(f"coterie deploy init {fed} --address localhost:{port} --transport flower")
+    book = (fed / "RUNBOOK.md").read_text()
+    at = {}
+    for where, lines in blocks(book):
+        at.setdefault(where.removeprefix("at the "), []).extend(lines)
+    add_site, verify = at["coordinator"]
+    register, _, run, compare = at["SuperLink"]
+    init, doctor, serve, requests, approve, show, export, predict = at["site"]
+    (link,) = re.findall(r"^```toml\n(\[superlink\.local\].*?)^```", book, re.M | re.S)
+    (tmp_path / "flwr" / "config.toml").write_text(
+        link.replace("127.0.0.1:9092", f"localhost:{port}")
+    )
+    for unit in ("superlink", "superexec"):
+        text = (fed / "service" / f"coterie-{unit}.service").read_text()
+        typed(re.findall(r"^ExecStart=(.*)$", text, re.M)[0], ends=False)
+        time.sleep(5)
+    try:
+        shutil.copy(fed / "invite.toml", tmp_path)
+        for seed, site in enumerate(hospitals):
+            table(tmp_path / f"{site}.csv", seed)
+            typed(init, site)
+            own = tmp_path / site / "site.toml"
+            named = f'[data]\nname = "{tmp_path}/{site}.csv"\ntarget = "outcome"\n'
+            own.write_text(own.read_text().replace("[data]\n", named))
+            shutil.copy(tmp_path / site / f"{site}.pub", tmp_path)
+            shutil.copy(tmp_path / site / "coordinator.pem", tmp_path / "etc")
+            typed(add_site, site)
+            key = tmp_path / "flower" / site
+            typed(f'ssh-keygen -q -t ecdsa -b 384 -N "" -f {key}')
+            typed(register, site)
+            typed(doctor, site)
+            typed(serve, site, ends=False)
+            until((tmp_path / "run" / site).is_socket, 60)
+            typed(at["SuperNode"][0], site, ends=False)
+        config = fed / "example.toml"
+        config.write_text(config.read_text().replace("rounds = 20", "rounds = 2"))
+        assert "waits for the owner" in typed(run)
+        for site in hospitals:
+            name = typed(requests, site).split()[0].rstrip(":")
+            typed(approve, site, REQUEST=name)
+        typed(run)
+        assert (tmp_path / "RUN" / "report.html").is_file()
+        typed(verify)
+        for site in hospitals:
+            assert "local" in typed(show, site)
+            typed(export, site, MODEL=tmp_path / f"model-{site}")
+        assert "compare=true" in compare
+        assert "predict" in predict
+    finally:
+        for process in reversed(running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

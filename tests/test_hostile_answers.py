@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from coterie.core import tree
 from coterie.core.algorithm import Mixture
-from coterie.engines.codec import LENGTH, Message, decode, encode, vocabulary
+from coterie.deploy.protocol import setup_message
+from coterie.engines.codec import LENGTH, Message, decode, encode, read_head, vocabulary
 from coterie.errors import EngineError
 from coterie.runs.config.loading import merge
 from fuzz.answers import mutated
@@ -99,6 +100,55 @@ def test_scores_that_cannot_be_are_no_scores(folders, attack):
     assert np.isnan(found.last[0])
     assert np.isfinite(found.last[1:]).all()
     assert np.isfinite(found.summary["accuracy_last"])
+
+
+SETUP = [  # the kind of a question, and what a hostile site answers in place of a field
+    ("who", {"name": "birch"}),
+    ("who", {"columns": {"x" * 10**6: -1}}),
+    ("ask", {"request": "0"}),
+    ("describe", {"versions": {"coterie": "\x1b[2J", "source": "\x1b" * 99}}),
+    ("describe", {"schema": "{}"}),
+    ("divide", {"counts": {"train": -5, "val": 10, "test": 10}}),
+    ("divide", {"counts": {"train": 10, "val": -1, "test": 10}}),
+    ("divide", {"counts": {"train": 10**30, "val": 10, "test": 10}}),
+    ("divide", {"data": "../../x", "partition": "\x1b"}),
+    ("divide", {"weak": "\x1b[2J" + "x" * 10**6}),
+    ("divide", {"classes": [-1] * 1000}),
+    ("divide", {"sums": ["f" * 176] * 6}),
+    ("divide", {"sums": ["-1", " 7", "0x1", "1_0", "\u0661", "1"]}),
+    ("divide", {"sums": ["1"]}),
+    ("divide", {"masked": True}),
+    ("agree", {"experiment": "0" * 64}),
+    ("agree", {"state": "\u0661" * 64}),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), SETUP, ids=range(len(SETUP)))
+def test_a_hostile_answer_before_the_rounds_is_one_message_that_names_its_site(
+    folders, kind, values, recwarn
+):
+    """Or it changes nothing for the others: nothing of it reaches them, a file or a terminal."""
+
+    def spoil(name, round, answer):
+        if name != "ash" or read_head(answer).get("kind") != kind:
+            return answer
+        (body,) = decode(answer, {}).body
+        return setup_message(kind, json.loads(bytes(body.numpy())) | values)
+
+    handlers = {name: handler_of(folder) for name, folder in folders.items()}
+    said = None
+    try:
+        found = executed(setting_of(ASKED, InProcess(handlers, spoil)))
+    except EngineError as error:
+        said = str(error)
+    if said is None:
+        assert np.isfinite(found.last).all()
+        assert kind in ("who", "ask", "describe")
+    else:
+        assert "ash" in said
+        assert "birch" not in said.replace("calls itself 'birch'", "")
+        assert len(said) < 1000
+    assert not any("\x1b" in str(one.message) for one in recwarn)
 
 
 def test_a_run_that_every_site_refuses_is_an_error(folders):

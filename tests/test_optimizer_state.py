@@ -16,7 +16,7 @@ from coterie.core import tree
 from coterie.core.algorithm import Algorithm
 from coterie.core.optim import AdamState, OptimizerStates, Recipe
 from coterie.core.policies import Apart, KeptOptimizers, governed
-from coterie.deploy.peers.work import OwnPart
+from coterie.deploy.peer_part import OwnPart
 from coterie.errors import ConfigError, EngineError
 from coterie.training.guard import Guard
 from coterie.training.rounds import Begin, train

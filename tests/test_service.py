@@ -198,6 +198,16 @@ def test_a_site_and_its_supernode_are_two_users_with_one_group(tmp_path):
     assert shared == {"socket"}
 
 
+def test_flowers_control_interface_is_reached_from_its_own_machine_alone(tmp_path):
+    """Whoever reaches it is the operator: the ServerApp that it starts reads the operator's key."""
+    made = FederationFolder.create(tmp_path / "f", "fed.example.org:8443", "flower")
+    link = (made.path / "service" / "coterie-superlink.service").read_text()
+    assert re.findall(r"--host (\S+)", link) == ["127.0.0.1"]
+    nginx = (made.path / "service" / "nginx.conf").read_text()
+    assert re.findall(r"location (\S+)", nginx) == ["/v1/fleet/", "/"]
+    assert re.search(r"location / \{\s*return 40\d;", nginx)
+
+
 def test_compose_files_and_kubernetes_examples_start_commands_that_exist(services):
     yaml = pytest.importorskip("yaml")
     found = 0

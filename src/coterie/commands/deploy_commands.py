@@ -123,6 +123,21 @@ def status(folder: Folder) -> None:
             _say(f"{name}: {'online' if state.online else 'OFFLINE'}, {seen}")
 
 
+@app.command()
+def peers(
+    folder: Folder,
+    config: Annotated[Path, typer.Argument(help="TOML file of the experiment", metavar="CONFIG")],
+    out: Annotated[Path, typer.Option(metavar="RUN", help="folder; a run in it is continued")],
+) -> None:
+    """Run decentralised FedeRiCo among the sites: they seal all models, and keep the results."""
+    from .. import api
+    from ..deploy.peers import run_among_peers
+
+    asked = api.configure(str(config), federation=str(folder))
+    done = run_among_peers(asked, out, lambda line: _say(line))
+    _say(f"{len(done.rounds)} rounds are over; each site has its own model and score")
+
+
 @app.command(name="app")
 def write_simulation(
     folder: Annotated[Path, typer.Argument(help="new folder for the app", metavar="APP")],

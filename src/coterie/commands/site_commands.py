@@ -138,6 +138,8 @@ def requests(folder: Folder, data: Data = None, target: Target = None) -> None:
         print(printable(f"{request.id[:12]}: {methods}; {request.rounds} rounds of at most"))
         print(printable(f"  {request.epochs} epochs, with {others} other sites:"))
         print(printable(f"  {', '.join(request.clients)}"))
+        if request.sealed:
+            print("  sealed: models and changes of models travel between sites alone")
         if request.folds is not None:
             print(f"  in {request.folds} folds: every row tests in one and trains in the others")
     if not waiting:
@@ -235,57 +237,6 @@ def export(
     place = files.folder_of(out, "--out")
     site = SiteFolder.open(folder)
     show_export(export_site(site, place, experiment, choice, recalibrate=recalibrate))
-
-
-@app.command()
-def peers(
-    folder: Folder,
-    roster: Annotated[Path, typer.Option(metavar="FILE", help="the box keys of all sites")],
-) -> None:
-    """Show the fingerprints of the keys in a roster, to be compared with the other sites."""
-    from ..deploy.admission import spoken
-    from ..deploy.folders import SiteFolder
-    from ..deploy.peers.sealing import PeerIdentity, PeerKeys
-
-    opened, pinned = SiteFolder.open(folder), PeerKeys.read(roster)
-    PeerIdentity(opened.name, opened.box_key(), pinned)  # refuses a roster with another key for us
-    print("every site reads out its own line by telephone; a line that differs is an attack:")
-    for name, sha256 in pinned.fingerprints().items():
-        print(printable(f"  {name:40} {spoken(sha256)}"))
-
-
-@app.command()
-def join(
-    folder: Folder,
-    roster: Annotated[Path, typer.Option(metavar="FILE", help="the box keys of all sites")],
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="CONFIG", help="the experiment; only at the first site of the roster"),
-    ] = None,
-    data: Data = None,
-    target: Target = None,
-) -> None:
-    """Take part in decentralised FedeRiCo among the sites of a roster, without a trusted server.
-
-    The first site of the roster, in the order of names, proposes the experiment of its --config.
-    Run the command again after a stop or a crash: the site continues where it was.
-    """
-    from .. import api
-    from ..deploy.folders import SiteFolder
-    from ..deploy.peers.sealing import PeerIdentity, PeerKeys
-    from ..deploy.running import holdings_of, join_peers
-
-    opened = SiteFolder.open(folder)
-    for line in opened.warnings():
-        warnings.warn(line, CoterieWarning, stacklevel=2)
-    identity = PeerIdentity(opened.name, opened.box_key(), PeerKeys.read(roster))
-    asked = None if config is None else api.configure(str(config), federation=str(folder))
-    found = join_peers(opened, holdings_of(opened, data, target), identity, asked)
-    print(printable(f"experiment: {found.experiment}"))
-    print(printable(f"{found.metric}: {found.score:.4g} on this site's own test samples"))
-    print(
-        printable(f"model: {found.model}; take it home: coterie site export {folder} --out FOLDER")
-    )
 
 
 app.command()(predict)

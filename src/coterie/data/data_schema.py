@@ -10,15 +10,15 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, NoReturn
+from dataclasses import asdict, replace
+from typing import Literal, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import CoterieWarning, DataError
-from ..storage.files import STRICT, parsed
+from ..storage.files import parsed, strict
 from .arrays import MOST_TOKENS, PIXELS, TRAIN
 from .federation import Dataset
 from .sources.sheets import MOST_CLASSES, MOST_LEVELS, NO_CELL, InputColumn, TargetColumn
@@ -32,11 +32,9 @@ MOST_FEATURES = 100_000  # features that a table's columns become
 LONGEST = 1_000  # characters of a name
 
 
-@dataclass(frozen=True)
+@strict
 class Schema:
     """How samples are encoded. ``parts`` is None where the source does not divide its samples."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     kind: SchemaKind
     target: TargetColumn

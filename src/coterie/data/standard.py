@@ -11,8 +11,8 @@ beside the models of a run, and it comes from other machines: ``from_json`` chec
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import asdict, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core import random
 from ..errors import DataError
-from ..storage.files import STRICT, parsed
+from ..storage.files import parsed, strict
 from .arrays import Floats
 from .data_schema import Schema
 from .federation import Dataset, Indices
@@ -49,11 +49,9 @@ def add_up(parts: Iterable[Sums]) -> Floats:
         return np.asarray(total / count)
 
 
-@dataclass(frozen=True)
+@strict
 class Moments:
     """Mean and deviation of every input and, in a regression, of the target."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     mean: tuple[float, ...]  # [D]
     std: tuple[float, ...]
@@ -189,21 +187,17 @@ def with_unknown(dataset: Dataset, clients: Sequence[str], train: Indices) -> Da
 # ---- how samples become the inputs of a network, and its outputs answers ------------------------
 
 
-@dataclass(frozen=True)
+@strict
 class Pixels:
     """The input of a network is ``pixel * scale + shift``, by channel."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     scale: tuple[float, ...]
     shift: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@strict
 class Preprocessing:
     """How samples are encoded, filled in and scaled."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     schema: Schema
     moments: Moments | None  # of rows of features, if they are standardised

@@ -10,16 +10,17 @@ one that comes a second time in another form is counted.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar
 
 from ..data.partition import Fold
+from ..engines.site import RoundHead
 from ..errors import ConfigError, StoreError, did_you_mean
 from ..storage import files
-from ..storage.files import STRICT, parsed
+from ..storage.files import parsed, strict
 from .documents import PolicyTable
+from .peer_site import PeerStep
 from .site_folder import SiteFolder
 from .terms import Experiment, Request
 
@@ -38,11 +39,9 @@ class ForbiddenError(ConfigError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
+@strict
 class Approval:
     """A request that was approved."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     request: Request
     by_hand: bool
@@ -156,9 +155,11 @@ class Approvals:
         ):
             if asked > most:
                 raise _beyond(what, asked, most)
-        if config.method().name not in request.methods or agreement.clients != request.clients:
+        said = (agreement.clients, agreement.sealed)
+        if config.method().name not in request.methods or said != (request.clients, request.sealed):
             raise ForbiddenError(
-                "not_approved", "the agreement has another method or other sites than the request"
+                "not_approved",
+                "the agreement has another method, other sites or other seals than the request",
             )
 
     def _approve(self, request: Request, texts: Texts, *, by_hand: bool) -> Approval:
@@ -212,6 +213,17 @@ def _beyond(what: str, asked: float, most: float) -> ForbiddenError:
     return ForbiddenError("policy", f"{what}: found {asked:,.10g}; expected at most {most:,}")
 
 
+Asked = RoundHead | PeerStep
+
+
+def _kind(asked: Asked) -> str:
+    return f"peer {asked.step}" if isinstance(asked, PeerStep) else asked.kind
+
+
+def _last(asked: Asked) -> bool:
+    return isinstance(asked, RoundHead) and asked.last
+
+
 class RoundGate:
     """Which messages of one experiment are answered, and how often; kept in the site's folder."""
 
@@ -225,18 +237,21 @@ class RoundGate:
             for line in self._path.read_text(encoding="utf-8").splitlines():
                 self._note(*json.loads(line))
 
-    def check(self, head: Mapping[str, Any], sha: str) -> None:
+    def seen(self, asked: Asked, sha: str) -> bool:
+        """Whether this message was answered before."""
+        return sha in self._seen.get((_kind(asked), asked.round), ())
+
+    def check(self, asked: Asked, sha: str) -> None:
         """Refuse a message of no round of the agreement, out of order, or after the end."""
-        kind, round, last = str(head["kind"]), head.get("round"), head.get("last") is True
-        first = 0 if kind == "local" else 1
-        horizon = head.get("horizon")
-        if type(round) is not int or type(horizon) is not int or horizon != self._rounds:
+        kind, round, last = _kind(asked), asked.round, _last(asked)
+        first, end = (1, self._rounds) if kind == "predict" else (0, self._rounds - 1)
+        if asked.horizon != self._rounds:
             raise ForbiddenError("wrong_round", f"expected a round of the agreed {self._rounds}")
-        if not first <= round < self._rounds + first or (last and round != self._rounds):
+        if not first <= round <= end + (asked.kind == "peer") or (last and round != self._rounds):
             raise ForbiddenError(
                 "wrong_round", f"found round {round:,}; the agreement has {self._rounds}"
             )
-        if sha in self._seen.get((kind, round), ()):
+        if self.seen(asked, sha):
             return
         if self._ended:
             raise ForbiddenError("ended", "the experiment has ended at this site")
@@ -245,9 +260,9 @@ class RoundGate:
         if round <= self._newest.get(kind, -1) and self._returns >= self._rounds + RETURNS:
             raise ForbiddenError("wrong_round", f"round {round} comes again in another form")
 
-    def note(self, head: Mapping[str, Any], sha: str, size: int) -> None:
+    def note(self, asked: Asked, sha: str, size: int) -> None:
         """Note a message that was answered, before its answer leaves."""
-        line = (str(head["kind"]), int(head["round"]), sha, size, head.get("last") is True)
+        line = (_kind(asked), asked.round, sha, size, _last(asked))
         self._note(*line)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -20,7 +20,6 @@ from ..errors import ConfigError, StoreError
 from .documents import host_and_port
 from .folders import FederationFolder
 from .mailbox import Gate, Limits, Mailbox, OperatorRoutes, Peer, SiteRoutes
-from .peers.relay import Relay, RelayLimits, relay_routes
 from .service import Measure, monitored, stopping, unix_socket
 
 try:
@@ -63,8 +62,7 @@ class Coordinator:
     async def serve(self, stop: threading.Event) -> None:
         """Serve admitted sites and the operator until ``stop`` is set."""
         folder, limits, loop = self._folder, self._limits, asyncio.get_running_loop()
-        relay = relay_routes(Relay(RelayLimits(each=limits.message)), folder.peers)
-        app = SiteRoutes(self._mailbox, limits, relay).app()
+        app = SiteRoutes(self._mailbox, limits).app()
         sites = _config(Gate(app, self._registry, self._mailbox, limits.requests))
         operator = _config(OperatorRoutes(self._mailbox, self._registry, limits).app())
         with _public_socket(folder.address) as public, unix_socket(folder.socket, 0o600) as private:

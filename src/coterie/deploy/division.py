@@ -191,8 +191,8 @@ class SiteDivision:
     def mask(self, context: str, clients: Iterable[str], release: int, *, by_hand: bool) -> None:
         """Note that masked sums leave for a set of sites; ChangedError if they would show one's.
 
-        The totals of two sets that differ by one site show that site's sums, unless its owner
-        approved the second set by hand: another site left before it had answered.
+        Totals of several sets may be combined to show a single site's sums (of four sites the four
+        sets of three do), so another set needs an approval by hand.
         """
         path, now = self._path / MASKED, sorted(clients)
         stored = files.read_json(path) if path.exists() else {}
@@ -202,12 +202,11 @@ class SiteDivision:
                 "or a new request, which has new masks"
             )
         for before in (one["clients"] for one in stored.values()):
-            alone = {*before} ^ {*now}
-            if len(alone) == 1 and not by_hand:
+            if before != now and not by_hand:
                 raise ChangedError(
-                    f"masked sums left for {', '.join(before)}; with this set the coordinator may "
-                    f"see those of '{alone.pop()}' alone; expected the same set, one that differs "
-                    "by two sites, or an approval by hand"
+                    f"masked sums left for {', '.join(before)}; with those of {', '.join(now)} the "
+                    "coordinator may see single sites'; expected the same set, or an approval by "
+                    "hand"
                 )
         files.write_json(path, stored | {context: {"clients": now, "release": release}})
 

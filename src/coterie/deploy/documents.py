@@ -101,17 +101,10 @@ class FederationTable(Document, frozen=True):
 Names = Annotated[tuple[Line, ...], Field(strict=False, max_length=1000)]
 
 
-class PeersTable(Document, frozen=True):
-    """The sites that may use the relay, which is off unless some are named."""
-
-    sites: Names = ()
-
-
 class FederationDocument(Document, frozen=True):
     """``federation.toml``."""
 
     federation: FederationTable
-    peers: PeersTable = PeersTable()
     limits: LimitsTable = LimitsTable()
 
 

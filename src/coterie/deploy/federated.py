@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import __version__
 from ..core.algorithm import AnyAlgorithm, Sharing
@@ -162,16 +162,15 @@ class Federated(Setting):
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """An engine behind the transport, after every site has agreed to the experiment."""
-        key = cell.method.label, cell.seed
-        self._nonces[key] = _nonce(None if left is None else left.config) or secrets.token_hex(16)
-        experiment, consents = self.agreed(cell)
+        before = _nonce(None if left is None else left.config)
+        experiment, nonce, consents = self.agreed(cell, before)
         collect = bool(self.config.run.collect)
         label = {
             "engine": "remote",
             "transport": self.transport_name,
             "models": "collected" if collect else AT_SITES,
             "threads": torch.get_num_threads(),
-            "nonce": self._nonces[key],
+            "nonce": nonce,
         }
         starts = [consents[name].state for name in self.clients]
         return RemoteEngine(
@@ -182,19 +181,20 @@ class Federated(Setting):
             collect=collect,
         )
 
-    def agreed(self, cell: Cell) -> tuple[str, dict[str, Consent]]:
-        """Have every site agree to an experiment; its hash, and what the sites answered."""
+    def agreed(self, cell: Cell, nonce: str | None = None) -> tuple[str, str, dict[str, Consent]]:
+        """Have every site agree to an experiment; its hash, its nonce, what the sites answered."""
+        self._nonces[cell.name] = nonce or secrets.token_hex(16)
         agreement = self._agreement(cell)
         pool = self._pool(
             cell.method.build(), self.config.dealt(cell.seed), self.config.fold(cell.seed)
         )
         arrays = () if pool is None else (as_array(packed(pool)),)
         asked = setup_message("agree", Proposal(agreement.to_json()), *arrays)
-        consents = ask_all(self.transport, self.clients, asked, _consent)
+        consents = ask_all(self.transport, self.clients, asked, partial(payload_of, kind=Consent))
         for name, consent in consents.items():
             if consent.experiment != agreement.hash:
                 raise EngineError(f"site '{name}' agreed to another experiment; run it again")
-        return agreement.hash, consents
+        return agreement.hash, agreement.nonce, consents
 
     def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
         """The server, and the hashes of states as a checkpoint stores them."""
@@ -204,7 +204,7 @@ class Federated(Setting):
 
     def gains(self, cells: Sequence[Cell]) -> Gains:
         """Each site's own gains by each method; nothing is known of a site that is lost."""
-        names = {(cell.method.label, cell.seed): self._agreement(cell).hash for cell in cells}
+        names = {cell.name: self._agreement(cell).hash for cell in cells}
         methods = dict.fromkeys(label for label, _ in names if label != LOCAL)
         seeds = list(dict.fromkeys(seed for _, seed in names))
         found: dict[str, list[SiteGain]] = {}
@@ -242,7 +242,7 @@ class Federated(Setting):
         The moments are those of the training rows without folds, so that no other sums leave.
         """
         asked = setup_message("divide", self._request(fold))
-        read = partial(payload_of, kind=DivisionReport)
+        read = partial(self._report, whole=fold is None)
         reports = ask_all(self.transport, self.clients, asked, read)
         moments = self._moments(reports) if fold is None else self._division().moments
         seals = tuple(Seal(reports[n].data, reports[n].partition) for n in self.clients)
@@ -250,6 +250,20 @@ class Federated(Setting):
         fingerprint = combined_fingerprint(self.clients, seals, scaled)
         identity = SitesIdentity(self.clients, seals, fingerprint)
         return Divided(identity, tuple(reports[name] for name in self.clients), moments)
+
+    def _report(self, answer: bytes, *, whole: bool) -> DivisionReport:
+        """A site's answer to ``divide``; what cannot be is an error of that site alone."""
+        found, numeric = payload_of(answer, DivisionReport), self.schema.numeric
+        if len(found.classes) not in (0, len(self.schema.target.classes)):
+            raise EngineError(f"found samples of {len(found.classes)} classes")
+        if whole and numeric is not None and found.sums is None:
+            raise EngineError("found no sums of its columns")
+        if numeric is not None and found.sums is not None and not found.masked:
+            total_of([found.sums], self._columns(numeric), found.counts.train)
+        return found
+
+    def _columns(self, numeric: Tensor) -> int:
+        return int(numeric.sum()) + self.schema.regression
 
     def _request(self, fold: Fold | None) -> DivisionRequest:
         return DivisionRequest(self.request.id, self.schema.to_json(), self.config.data.scale, fold)
@@ -260,19 +274,15 @@ class Federated(Setting):
         if numeric is None:
             return None
         if len({one.masked for one in reports.values()}) > 1:
-            unmasked = [name for name, one in reports.items() if not one.masked]
+            masked = [name for name, one in reports.items() if one.masked]
             raise EngineError(
-                f"some sites send masked sums, and {', '.join(unmasked)} not; expected all or "
+                f"{', '.join(masked)} send masked sums, and other sites not; expected all or "
                 "none; have [statistics] masked set alike at all sites"
             )
-        sent = []
-        for name, report in reports.items():
-            if report.sums is None or report.counts.train < 0:
-                raise EngineError(f"site '{name}' sent no sums of its columns")
-            sent.append(report.sums)
-        columns = int(numeric.sum()) + self.schema.regression
+        sent = [report.sums or () for report in reports.values()]
         rows = sum(report.counts.train for report in reports.values())
-        return moments_of(total_of(sent, columns, rows), numeric, self.schema.regression)
+        total = total_of(sent, self._columns(numeric), rows)
+        return moments_of(total, numeric, self.schema.regression)
 
     # ---- the agreement ---------------------------------------------------------------------------
 
@@ -297,19 +307,19 @@ class Federated(Setting):
         config, fold = self.config.single(cell.method, cell.seed), self.config.fold(cell.seed)
         found = self._division(fold)
         pool = self._pool(cell.method.build(), self.config.dealt(cell.seed), fold)
-        key = cell.method.label, cell.seed
-        if key not in self._nonces:  # a run that finished before
+        if cell.name not in self._nonces:  # a run that finished before
             stored = None if cell.out is None else files.read_json(cell.out / CONFIG)
-            self._nonces[key] = _nonce(stored) or secrets.token_hex(16)
+            self._nonces[cell.name] = _nonce(stored) or secrets.token_hex(16)
         return Agreement(
             request=self.request.id,
-            nonce=self._nonces[key],
+            nonce=self._nonces[cell.name],
             config=shared_config(config),
             clients=self.clients,
             counts=tuple(report.counts for report in found.reports),
             schema=self.schema,
             moments=found.moments,
             kept=2 * (config.run.checkpoint_every or 1) + KEPT,
+            sealed=self.request.sealed,
             pool="" if pool is None else digest(packed(pool)),
         )
 
@@ -320,19 +330,14 @@ def _nonce(config: Mapping[str, Any] | None) -> str:
     return str(resolved.get("nonce", ""))
 
 
-def _consent(answer: bytes) -> Consent:
-    found = payload_of(answer, Consent)
-    if len(found.state) != 64 or len(bytes.fromhex(found.state)) != 32:
-        raise EngineError("its state has no sha256")
-    return found
-
-
 def _described(answer: bytes) -> tuple[Schema, dict[str, str]]:
     found = payload_of(answer, Description)
     return Schema.from_json(found.schema), found.versions
 
 
-def federation_of(config: Config, transport: Transport | None = None) -> Federated:
+def federation_of(
+    config: Config, transport: Transport | None = None, *, sealed: bool = False
+) -> Federated:
     """The sites of the federation that a config names, by a transport or by its coordinator."""
     folder = FederationFolder.open(Path(str(config.run.federation)))
     if transport is None and folder.transport != "direct":
@@ -346,14 +351,19 @@ def federation_of(config: Config, transport: Transport | None = None) -> Federat
         transport = DirectTransport(folder)
     try:
         signed = Signed(transport, folder.operator_key(), folder.name)
-        return federated(config, signed, folder.transport, folder.name)
+        return federated(config, signed, folder.transport, folder.name, sealed=sealed)
     except BaseException:
         transport.close()
         raise
 
 
 def federated(
-    config: Config, transport: Transport, transport_name: str, federation: str
+    config: Config,
+    transport: Transport,
+    transport_name: str,
+    federation: str,
+    *,
+    sealed: bool = False,
 ) -> Federated:
     """Ask the sites of a federation to take part, and resolve the config with what they say."""
     _refuse_data(config)
@@ -364,7 +374,7 @@ def federated(
     for name, said in ask_all(transport, clients, setup_message("who", Nothing()), who).items():
         if said.name != name:
             raise EngineError(f"site '{name}' calls itself '{said.name}'; mend its site.toml")
-    request = request_of(config, federation, clients)
+    request = request_of(config, federation, clients, sealed=sealed)
     ask_all(
         transport,
         clients,

@@ -147,11 +147,6 @@ class FederationFolder:
             found.append(site)
         return tuple(sorted(found, key=lambda site: site.name))
 
-    def peers(self) -> set[str]:
-        """The admitted sites that may use the relay; federation.toml names them."""
-        named = read_document(self.path / "federation.toml", FederationDocument).peers.sites
-        return {site.name for site in self.sites() if site.revoked is None} & {*named}
-
     def site(self, name: str) -> AdmittedSite:
         """One admitted site."""
         found = {site.name: site for site in self.sites()}

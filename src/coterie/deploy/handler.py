@@ -8,10 +8,11 @@ own ``site.toml`` says. Every answer is written to the log ``sent.jsonl`` before
 """
 
 import functools
+import json
 import logging
 import shutil
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +22,16 @@ from ..core.imports import Code
 from ..core.metrics import METRICS
 from ..data.data_schema import Schema
 from ..engines.codec import digest, read_head
-from ..engines.site import Disclosure, Site, judged
+from ..engines.site import Disclosure, RoundHead, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
 from ..runs import environment
 from ..storage import files
-from .approval import Approval, Approvals, ForbiddenError, RoundGate
+from ..storage.files import parsed
+from .approval import Approval, Approvals, Asked, ForbiddenError, RoundGate
 from .division import ChangedError
 from .holdings import Holdings
+from .peer_part import serverless
+from .peer_site import PeerSite, PeerStep
 from .protocol import (
     Approved,
     Ask,
@@ -61,6 +65,13 @@ CODE = "code"  # in a site's folder: copies of the files that its owner allows a
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
 MOST_OPEN = 4  # experiments that are kept in memory
 MOST_PAIRS = 1000  # seeds of a comparison
+MOST_SAID = 500  # characters of a sentence in the log
+
+WHAT = {  # what an answer of a round holds
+    "local": "what the method sends",
+    "predict": "scores and losses",
+    "peer": "messages for other sites, sealed",
+}
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,25 +82,14 @@ class Open(NamedTuple):
     experiment: Experiment
     site: Site
     gate: RoundGate
+    peer: PeerSite | None  # where models are sealed between sites
 
 
 class SiteHandler:
-    """Answers the coordinator for one site.
+    """Answers the coordinator for one site; messages have to be signed by the operator."""
 
-    Messages have to be signed by the federation's operator. Peers, whose messages are sealed, set
-    ``accepts``, which may refuse an experiment (ConfigError); their owners approve by joining.
-    """
-
-    def __init__(
-        self,
-        folder: SiteFolder,
-        holdings: Holdings,
-        accepts: Callable[[Experiment], None] | None = None,
-    ) -> None:
-        if accepts is not None:
-            joined = folder.policy.model_copy(update={"automatic": ("*",)})
-            folder = replace(folder, policy=joined)
-        self._folder, self._holdings, self._accepts = folder, holdings, accepts
+    def __init__(self, folder: SiteFolder, holdings: Holdings) -> None:
+        self._folder, self._holdings = folder, holdings
         self._approvals = Approvals(folder)
         self._open: dict[str, Open] = {}
         self._code = allowed_code(folder)
@@ -103,9 +103,7 @@ class SiteHandler:
         folder, head = self._folder, {}
         self._told = ()
         try:
-            body: bytes | None = data
-            if self._accepts is None:
-                body = unsigned(data, folder.operator, folder.federation, folder.name)
+            body = unsigned(data, folder.operator, folder.federation, folder.name)
             if body is None:
                 raise ForbiddenError("unsigned", "expected a message signed by the operator")
             head = dict(read_head(body))
@@ -117,9 +115,12 @@ class SiteHandler:
         except ChangedError as error:
             _LOG.warning("refused: %s", printable(str(error)))
             reply = refusal("policy", "too few of the site's rows have changed; its log says more")
-        except Exception as error:
-            trace = None if isinstance(error, CoterieError) else error
-            _LOG.error("failed: %s", printable(str(error)), exc_info=trace)
+        except Exception as error:  # whatever a message brings about
+            *_, last = traceback.extract_tb(error.__traceback__)
+            where = "" if isinstance(error, CoterieError) else f" ({last.filename}:{last.lineno})"
+            said = printable(str(error))[:MOST_SAID]
+            _LOG.error("failed: %s: %s%s", type(error).__name__, said, where)
+            _LOG.debug("failed", exc_info=error)
             reply = refusal("refused", f"failed ({type(error).__name__}); the site's log says why")
         write_down(folder.sent, head, reply, self._agreed(head), self._told)
         return reply
@@ -138,9 +139,10 @@ class SiteHandler:
             "judge": self._judge,
             "local": partial(self._in_round, head),
             "predict": partial(self._in_round, head),
+            "peer": partial(self._peer, head),
         }
         if not isinstance(kind, str) or kind not in answers:
-            raise ForbiddenError("unreadable", f"a site knows no message '{str(kind)[:40]}'")
+            raise ForbiddenError("unreadable", "a site knows no message of this kind")
         return answers[kind](data)
 
     # ---- before an experiment ------------------------------------------------------------------
@@ -217,12 +219,11 @@ class SiteHandler:
         files.write_text(folder / AGREEMENT, agreement.to_json() + "\n")
         self._remember(agreement.hash, made)
         self._told = ("the hash of its first state",)
-        return setup_message("agree", Consent(agreement.hash, made.site.start()))
+        start = made.site.start() if made.peer is None else made.peer.start()
+        return setup_message("agree", Consent(agreement.hash, start))
 
     def _check(self, experiment: Experiment) -> None:
         """Refuse terms that the site did not consent to, or that are not about its own data."""
-        if self._accepts is not None:
-            self._accepts(experiment)
         consent, traits = self._folder.consent, experiment.algorithm.traits
         if traits.sharing is not None and not consent.samples:
             raise ForbiddenError("refused", RAW_SAMPLES)
@@ -244,22 +245,39 @@ class SiteHandler:
     # ---- the rounds ----------------------------------------------------------------------------
 
     def _in_round(self, head: Mapping[str, Any], data: bytes) -> bytes:
-        """Train or evaluate; a message that comes again is answered as before."""
-        experiment, site, gate = self.experiment(str(head.get("experiment", "")))
-        self._approvals.approved(experiment.agreement.request)
-        sha, metric = digest(data), experiment.config.run.metric
-        gate.check(head, sha)
-        if head["kind"] == "predict" and head.get("metric") != metric:
+        """Train or evaluate."""
+        asked = parsed(json.dumps(dict(head)), RoundHead, "message")
+        opened = self.experiment(asked.experiment)
+        metric = opened.experiment.config.run.metric
+        if opened.peer is not None:
+            raise ForbiddenError("not_approved", "agreed was that sites seal their models")
+        if asked.kind == "predict" and asked.metric != metric:
             raise ForbiddenError("policy", f"expected the agreed metric, {metric}")
-        what = "what the method sends" if head["kind"] == "local" else "scores and losses"
-        self._told = (what,)
-        again = site.repeated(data)
-        if again is not None:
-            return again
-        reply = site.answer(data)
+        return self._once(opened, asked, data, opened.site.answer)
+
+    def _peer(self, head: Mapping[str, Any], data: bytes) -> bytes:
+        """One step of a round among peers."""
+        asked = parsed(json.dumps(dict(head)), PeerStep, "message")
+        opened = self.experiment(asked.experiment)
+        if opened.peer is None:
+            raise ForbiddenError("not_approved", "agreed was an experiment without peers")
+        return self._once(opened, asked, data, partial(opened.peer.answer, asked=asked))
+
+    def _once(self, opened: Open, asked: Asked, data: bytes, answer: Callable[..., bytes]) -> bytes:
+        """The answer to a message of a round; one that comes again is answered as before."""
+        experiment, site, gate, peer = opened
+        self._approvals.approved(experiment.agreement.request)
+        sha = digest(data)
+        gate.check(asked, sha)
+        self._told = (WHAT[asked.kind],)
+        before = site.repeated(data) if peer is None else None  # a step is computed anew
+        if before is not None:
+            return before
+        reply = answer(data, again=gate.seen(asked, sha))
         if refused_by(reply) is None:
-            gate.note(head, sha, len(reply))
-            site.remember(data, reply)
+            gate.note(asked, sha, len(reply))
+            if peer is None:
+                site.remember(data, reply)
         return reply
 
     def _judge(self, data: bytes) -> bytes:
@@ -278,7 +296,7 @@ class SiteHandler:
 
     def _finished(self, name: str, metric: str) -> Path:
         """The folder of an experiment whose approval holds and whose metric this is."""
-        experiment, site, _ = self.experiment(name)
+        experiment, site, *_ = self.experiment(name)
         self._approvals.approved(experiment.agreement.request)
         if experiment.config.run.metric != metric:
             raise ForbiddenError("policy", f"expected the agreed {experiment.config.run.metric}")
@@ -336,7 +354,12 @@ class SiteHandler:
             kept=agreement.kept,
         )
         gate = RoundGate(place, experiment.config.run.rounds, folder.policy.sent_mib)
-        return Open(experiment, site, gate)
+        peer = None
+        if agreement.sealed:
+            serverless(experiment.algorithm)
+            secrets = self._holdings.shared_secrets(agreement.clients)
+            peer = PeerSite(site, secrets, agreement.hash, experiment.config.run.metric)
+        return Open(experiment, site, gate, peer)
 
     def _agreed(self, head: Mapping[str, Any]) -> str:
         """The experiment that the site has just agreed to, if the message was about one."""

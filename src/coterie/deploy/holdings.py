@@ -1,6 +1,7 @@
 """A site's own data: read once, as its owner lets it be told, divided by the site itself."""
 
 import hmac
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from ..data.site_data import SiteSource, read_with, site_federation, site_source
 from ..data.sources.sheets import Sheet, numbers
 from ..data.sources.tables import encode_table
 from ..data.standard import Moments
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..runs.run import JudgedRows, lack
 from ..storage import files
 from . import keys
@@ -206,31 +207,37 @@ class Holdings:
         numbers = found.numbers
         if rule.masked:
             clients, context = asked.request.clients, asked.request.id
-            shared = self._shared(clients)
+            shared = self.shared_secrets(clients)
+            if len(shared) < 2:
+                raise DataError(
+                    f"site.toml: [statistics] masked needs two other sites; found {len(shared)}"
+                )
             self.division.mask(context, clients, release.number, by_hand=asked.by_hand)
-            numbers = tuple(masked(found, self._folder.name, shared, context.encode()))
+            # other columns, or another order, have masks of their own: equal ones would cancel
+            every = json.dumps([context, names]).encode()
+            numbers = tuple(masked(found, self._folder.name, shared, every))
         told = [f"{n}: {k} values" for n, k in zip(names, found.known, strict=True) if k]
         left_out = [n for n, k in zip(names, found.known, strict=True) if not k]
         if left_out:
             told.append(f"left out, too few values: {', '.join(left_out)}")
         return SentSums(to_hex(numbers), rule.masked, tuple(told))
 
-    def _bounds(self, names: list[str]) -> list[tuple[float, float]]:
+    def _bounds(self, names: list[str]) -> dict[str, tuple[float, float]]:
         missing = [name for name in names if name not in self._folder.ranges]
         if missing:
             raise DataError(
                 f"site.toml: [statistics] noise needs bounds in [ranges] for {', '.join(missing)}"
             )
-        return [self._folder.ranges[name] for name in names]
+        return {name: self._folder.ranges[name] for name in names}
 
-    def _shared(self, clients: tuple[str, ...]) -> dict[str, bytes]:
+    def shared_secrets(self, clients: tuple[str, ...]) -> dict[str, bytes]:
         """The secrets with all other sites; their keys come from this site's owner alone."""
         others = [name for name in clients if name != self._folder.name]
         missing = [name for name in others if name not in self._folder.partners]
-        if missing or len(others) < 2:
-            raise DataError(
-                f"site.toml: [statistics] masked needs two other sites and the box key of each in "
-                f"[partners]; found {len(others)} others, and no key of {', '.join(missing)}"
+        if missing:
+            raise ConfigError(
+                f"site.toml: masks and seals need the box key of each other site in [partners]; "
+                f"found none of {', '.join(missing)}"
             )
         own = self._folder.box_key()
         return {name: keys.shared_secret(own, self._folder.partners[name]) for name in others}

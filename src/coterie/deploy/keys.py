@@ -9,15 +9,18 @@ uses the package cryptography.
 
 import base64
 import ipaddress
+import os
 from datetime import UTC, datetime, timedelta
 
 from ..errors import ConfigError, StoreError
 
 try:
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, x25519
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     from cryptography.utils import CryptographyDeprecationWarning
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:  # pragma: no cover - the extra is installed where tests run
@@ -77,7 +80,7 @@ def make_site(name: str) -> tuple[bytes, bytes]:
 
 
 def make_box() -> tuple[bytes, str]:
-    """An X25519 private key (32 bytes, as PyNaCl takes it) and its public key in base64."""
+    """An X25519 private key (32 bytes) and its public key in base64."""
     key = x25519.X25519PrivateKey.generate()
     return key.private_bytes_raw(), base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
@@ -86,6 +89,25 @@ def shared_secret(box_key: bytes, other: str) -> bytes:
     """What the owners of two boxes know, and nobody else: their X25519 secret (32 bytes)."""
     key = x25519.X25519PrivateKey.from_private_bytes(box_key)
     return key.exchange(x25519.X25519PublicKey.from_public_bytes(base64.b64decode(other)))
+
+
+def sealed(secret: bytes, context: bytes, data: bytes) -> bytes:
+    """Data that only the two owners of a shared secret can open, and only for this context."""
+    nonce = os.urandom(12)
+    return nonce + _cipher(secret).encrypt(nonce, data, context)
+
+
+def opened(secret: bytes, context: bytes, data: bytes) -> bytes:
+    """What was sealed for this context; a StoreError if it was not, or has changed."""
+    try:
+        return _cipher(secret).decrypt(data[:12], data[12:], context)
+    except (InvalidTag, ValueError):
+        raise StoreError("a sealed message cannot be opened") from None
+
+
+def _cipher(secret: bytes) -> ChaCha20Poly1305:
+    derived = HKDF(hashes.SHA256(), 32, salt=None, info=b"coterie sealed").derive(secret)
+    return ChaCha20Poly1305(derived)
 
 
 def make_operator() -> tuple[bytes, str]:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -278,16 +278,15 @@ class Gate:
 
 
 class SiteRoutes:
-    """What sites may ask for; ``more`` are further routes."""
+    """What sites may ask for."""
 
-    def __init__(self, mailbox: Mailbox, limits: Limits, more: Sequence[Route] = ()) -> None:
-        self._mailbox, self._limits, self._more = mailbox, limits, more
+    def __init__(self, mailbox: Mailbox, limits: Limits) -> None:
+        self._mailbox, self._limits = mailbox, limits
 
     def app(self) -> types.ASGIApp:
         """The paths on the TLS port; others get 404, other methods 405."""
         paths = {"poll": self._poll, "alive": self._alive, "answer/{key}": self._answer}
-        own = [Route(f"/v1/{path}", end, methods=["POST"]) for path, end in paths.items()]
-        return _app([*own, *self._more])
+        return _app([Route(f"/v1/{path}", end, methods=["POST"]) for path, end in paths.items()])
 
     async def _poll(self, request: Request) -> types.ASGIApp:
         await _body(request, self._limits, 0)

@@ -8,17 +8,18 @@
     samples   -> raw training samples, for a method that shares them, with the site's consent
     judge     -> its gains over training alone, computed from answers that stay with it
 
-The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.site`). The operator
-signs every message for one site, which reads nothing else. Whatever is wrong with a message or an
-answer is an EngineError.
+The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.site`), or ``peer``
+(:mod:`coterie.deploy.peer_site`). The operator signs every message for one site, which reads
+nothing else. Whatever is wrong with a message or an answer is an EngineError.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..core.messages import REASONS
@@ -29,27 +30,25 @@ from ..data.partition import Fold
 from ..engines.codec import Message, decode, encode, read_head
 from ..engines.remote import SETUP, SiteState, Transport
 from ..errors import EngineError
-from ..storage.files import MOST_BYTES, STRICT, parsed
+from ..storage.files import MOST_BYTES, parsed, strict
 from . import keys
-from .terms import SiteCounts
+from .terms import Count, Sha256, SiteCounts
 
 MOST_WHY = 500  # characters of the sentence with which a site refuses
 MAGIC, SIGNATURE = b"coterie1", 64  # how a signed message begins; bytes of a signature
 Payload = TypeVar("Payload")
+Plain = Annotated[str, Field(pattern=r"^[ -~]{1,100}$")]  # what may be shown and stored
+Number = Annotated[str, Field(pattern=r"^[0-9a-f]{1,176}$")]
 
 
-@dataclass(frozen=True)
+@strict
 class Nothing:
     """A message without content."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-
-@dataclass(frozen=True)
+@strict
 class Introduction:
     """A site's answer to ``who``: how many columns its data has of each kind, and no names."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     name: str
     kind: str
@@ -65,39 +64,31 @@ class Introduction:
         return cls(name, schema.kind, schema.target.kind, columns, schema.shape)
 
 
-@dataclass(frozen=True)
+@strict
 class Ask:
     """The JSON of a request (``ask``)."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
     request: str
 
 
-@dataclass(frozen=True)
+@strict
 class Approved:
     """A site's answer to ``ask``, and what it asks of it in ``describe``: the id of a request."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
     request: str
 
 
-@dataclass(frozen=True)
+@strict
 class Description:
     """A site's answer to ``describe``."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
     schema: str  # JSON of a Schema
-    versions: dict[str, str]
+    versions: dict[str, Plain]
 
 
-@dataclass(frozen=True)
+@strict
 class DivisionRequest:
     """The common schema, by which a site tells of its samples; how they are divided is its own."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     request: str  # the id of the request
     schema: str  # JSON of the common Schema
@@ -105,56 +96,46 @@ class DivisionRequest:
     fold: Fold | None = None  # which tests; no sums and no classes are told of it
 
 
-@dataclass(frozen=True)
+@strict
 class PoolRequest:
     """Which share of a site's training samples a method sends to all sites (``samples``)."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     division: DivisionRequest
     share: float
     seed: int
 
 
-@dataclass(frozen=True)
+@strict
 class DivisionReport:
     """A site's answer to ``divide``."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
     counts: SiteCounts
-    data: str  # keyed hash of its samples
-    partition: str  # keyed hash of how they are divided
-    weak: str | None
-    classes: tuple[int, ...]
-    sums: tuple[str, ...] | None  # see coterie.deploy.sums
+    data: Sha256  # keyed hash of its samples
+    partition: Sha256  # keyed hash of how they are divided
+    weak: Plain | None
+    classes: tuple[Count, ...]
+    sums: tuple[Number, ...] | None  # see coterie.deploy.sums
     masked: bool
 
 
-@dataclass(frozen=True)
+@strict
 class Proposal:
     """The agreement of an experiment (``agree``)."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     agreement: str  # JSON of an Agreement
 
 
-@dataclass(frozen=True)
+@strict
 class Consent:
     """A site's answer to ``agree``."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
-    experiment: str
-    state: str  # sha256 of the site's state before round 0
+    experiment: Sha256
+    state: Sha256  # of the site's state before round 0
 
 
-@dataclass(frozen=True)
+@strict
 class JudgeRequest:
     """Which runs to compare: one pair of experiments (of a method, of Local) per seed."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     metric: str
     pairs: tuple[tuple[str, str], ...]
@@ -172,7 +153,7 @@ def setup_message(kind: str, payload: Any, *arrays: Tensor) -> bytes:
 
 def as_array(data: bytes) -> Tensor:
     """Bytes as an array."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[: len(data)]
 
 
 def payload_of(data: bytes, kind: type[Payload]) -> Payload:

@@ -1,8 +1,5 @@
-"""What a site does: answers the coordinator or peers, shows its data, withdraws."""
+"""What a site does: answers the coordinator, shows its data, withdraws."""
 
-import contextlib
-import itertools
-import json
 import logging
 import os
 import threading
@@ -10,23 +7,18 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ..engines.site import ANSWERS, REPLY, STATES
-from ..errors import ConfigError, CoterieError, printable
-from ..runs.config.schema import Config
+from ..errors import ConfigError, CoterieError
 from ..storage import files
 from . import site_socket
 from .handler import AGREEMENT, WITHDRAWN, SiteHandler
 from .holdings import Holdings
-from .peers.joining import JoinedResult, JoiningSite
-from .peers.sealing import PeerIdentity
-from .peers.talk import PEERS, PREPARED, STATE, HttpLink
-from .sent_log import logs_of
 from .service import Measure, monitored, stopping
 from .site_folder import SiteFolder
+from .site_report import left
 
-UPDATES = ("local", "model", "change")  # kinds of messages that hold what a site has learnt
+UPDATES = ("local", "peer")  # kinds of messages that hold what a site has learnt
 
 
 def holdings_of(folder: SiteFolder, data: str | None = None, target: str | None = None) -> Holdings:
@@ -74,28 +66,6 @@ def site_facts(folder: SiteFolder, holdings: Holdings) -> list[tuple[str, str]]:
     elif counts.test < 30:
         facts.append(("warning", f"{counts.test} test samples can hardly tell a gain"))
     return facts
-
-
-def join_peers(
-    folder: SiteFolder, holdings: Holdings, identity: PeerIdentity, config: Config | None
-) -> JoinedResult:
-    """Take part in an experiment among peers, until its end or until a signal ends it."""
-    if folder.transport != "direct":
-        raise ConfigError(
-            f"{folder.path / 'site.toml'}: found the transport '{folder.transport}'; expected "
-            "'direct': its coordinator has the relay of the peers"
-        )
-
-    said = ""
-
-    def note(line: str) -> None:
-        nonlocal said
-        if line != said:  # a relay that is away is told once
-            logging.getLogger(__name__).info("%s", printable(line))
-        said = line
-
-    with stopping() as stop, contextlib.closing(HttpLink.dial(folder, note, stop)) as link:
-        return JoiningSite(folder, holdings, identity, link, note).run(config)
 
 
 def run_site(
@@ -170,9 +140,10 @@ class _Watched:
 def withdraw(folder: SiteFolder) -> list[str]:
     """End a site's part: mark it as withdrawn and delete its states; says what stays outside."""
     told = [
-        f"experiment {name[:12]}: {rounds} rounds of this site's updates were sent; what was "
-        "averaged into the models of others stays in them"
-        for name, rounds in sorted(_rounds_sent(folder).items())
+        f"experiment {name[:12]}: {len(found.rounds)} rounds of this site's updates were sent; "
+        "what was averaged into the models of others stays in them"
+        for (name, kind), found in sorted(left(folder.sent).items())
+        if kind in UPDATES
     ]
     when = datetime.now(UTC).isoformat(timespec="seconds")
     files.write_json(folder.path / WITHDRAWN, {"withdrawn": when})
@@ -185,17 +156,5 @@ def _forget(folder: Path) -> None:
     """Delete the states of an experiment, and what would be needed to go on with it."""
     for path in (folder / STATES).glob("*.bin"):
         path.unlink(missing_ok=True)
-    for name in (REPLY, ANSWERS, f"{PEERS}/{STATE}", f"{PEERS}/{PREPARED}"):
+    for name in (REPLY, ANSWERS):
         (folder / name).unlink(missing_ok=True)
-
-
-def _rounds_sent(folder: SiteFolder) -> dict[str, int]:
-    """The number of rounds of each experiment in which the site sent an update."""
-    found: dict[str, set[Any]] = {}
-    logs = (path.read_text(encoding="utf-8") for path in logs_of(folder))
-    for text in itertools.chain.from_iterable(map(str.splitlines, logs)):
-        with contextlib.suppress(ValueError, AttributeError):
-            line = json.loads(text)
-            if line.get("kind") in UPDATES:
-                found.setdefault(str(line.get("experiment")), set()).add(line.get("round"))
-    return {name: len(rounds) for name, rounds in found.items()}

@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.codec import digest
-from .peers.talk import PEERS, SENT
 from .protocol import refused_by
-from .site_folder import SiteFolder
-
-
-def logs_of(site: SiteFolder) -> list[Path]:
-    """The logs of a site: of its answers, and of its messages to peers in each experiment."""
-    found = [site.sent, *sorted(site.experiments.glob(f"*/{PEERS}/{SENT}"))]
-    return [path for path in found if path.exists()]
 
 
 def write_down(
@@ -28,12 +20,17 @@ def write_down(
     refused = refused_by(reply)
     line = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "kind": str(head.get("kind", ""))[:40],
-        "experiment": str(head.get("experiment", experiment))[:64],
-        "round": head.get("round") if isinstance(head.get("round"), int) else None,
+        "kind": _short(head.get("kind"), 40),
+        "experiment": _short(head.get("experiment", experiment), 64),
+        "round": round if isinstance(round := head.get("round"), int) else None,
         "told": [*told] if refused is None else [f"refused: {refused[0]}"],
         "bytes": len(reply),
         "sha256": digest(reply),
     }
     with log.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def _short(value: Any, most: int) -> str:
+    """A text of a message; what is no text is not written out, however deep it is."""
+    return value[:most] if isinstance(value, str) else ""

@@ -9,7 +9,6 @@ from ..errors import CoterieError, printable
 from ..storage import files
 from . import keys
 from .admission import spoken
-from .sent_log import logs_of
 from .site_folder import SiteFolder
 from .small_files import read_plain
 
@@ -23,7 +22,7 @@ class Left(NamedTuple):
 
     answers: int = 0
     size: int = 0  # bytes
-    last: int = -1  # round
+    rounds: frozenset[int] = frozenset()
 
 
 def described(site: SiteFolder) -> str:
@@ -40,6 +39,7 @@ def described(site: SiteFolder) -> str:
         f"  {spoken(keys.fingerprint(own))}",
         "fingerprint of the coordinator's CA, to compare with what the coordinator reads out:",
         f"  {spoken(keys.fingerprint(ca))}",
+        f"box key of this site, for [partners] of the other sites: {site.public_part().box}",
         *_titled("agreed with the coordinator:", agreements(site.experiments)),
         *_titled("left this site:", _left_lines(site)),
     ]
@@ -95,9 +95,8 @@ def _table(said: Any, name: str) -> dict[str, Any]:
 
 
 def _left_lines(site: SiteFolder) -> Iterator[str]:
-    logs = [left(log) for log in logs_of(site)]
-    for (experiment, kind), found in (item for log in logs for item in log.items()):
-        last = f", last in round {found.last}" if found.last >= 0 else ""
+    for (experiment, kind), found in left(site.sent).items():
+        last = f", last in round {max(found.rounds)}" if found.rounds else ""
         when = experiment[:12] or "before an experiment"
         yield f"{when}: {kind}: {found.answers} answers, {found.size:,} bytes{last}"
 
@@ -110,23 +109,23 @@ def left(log: Path) -> dict[tuple[str, str], Left]:
         return found
     with log.open("rb") as lines:
         for line in iter(lambda: lines.readline(MOST_LINE), b""):
-            experiment, kind, size, last = _sent(line)
+            experiment, kind, size, rounds = _sent(line)
             before = found.get((experiment, kind), Left())
             found[experiment, kind] = Left(
-                before.answers + 1, before.size + size, max(before.last, last)
+                before.answers + 1, before.size + size, before.rounds | rounds
             )
     return found
 
 
-def _sent(line: bytes) -> tuple[str, str, int, int]:
-    """Experiment, kind, bytes and round of one line of the log."""
+def _sent(line: bytes) -> tuple[str, str, int, set[int]]:
+    """Experiment, kind, bytes and round (if there is one) of one line of the log."""
     try:
         said = json.loads(line)
         return (
             str(said["experiment"])[:MOST_SHOWN],
             str(said["kind"])[:MOST_SHOWN],
             int(said["bytes"]),
-            -1 if said["round"] is None else int(said["round"]),
+            set() if said["round"] is None else {int(said["round"])},
         )
     except (ValueError, KeyError, TypeError, RecursionError):
-        return "unreadable", "lines of the log", len(line), -1
+        return "unreadable", "lines of the log", len(line), set()

@@ -25,7 +25,6 @@ from ..errors import EngineError
 FINEST = 172  # bits behind the point: every float32 is a whole number of 2**-172
 MODULUS = 1 << 704  # above every sum of squares
 CHUNK = 1 << 14  # squares of 24 bits, of which so many fit into 63 bits
-DIGITS = 176  # hexadecimal digits of a number below MODULUS
 
 
 class ExactSums(NamedTuple):
@@ -65,19 +64,22 @@ def _column(values: npt.NDArray[np.float64]) -> tuple[int, int, int]:
 
 def noisy(
     sums: ExactSums,
-    ranges: list[tuple[float, float]],
+    ranges: Mapping[str, tuple[float, float]],
     noise: float,
     secret: bytes,
     release: int,
 ) -> ExactSums:
-    """The sums with normal noise: ``noise`` times the most that one row can change each of them."""
-    draws = secret_normal(secret, 2 * len(ranges), "sums", release).tolist()
+    """The sums with normal noise: ``noise`` times the most that one row can change each of them.
+
+    A column has the same noise wherever a schema names it: another order is no other draw.
+    """
     total, squares = list(sums.total), list(sums.squares)
-    for at, (low, high) in enumerate(ranges):
+    for at, (name, (low, high)) in enumerate(ranges.items()):
         if sums.known[at]:
+            first, second = secret_normal(secret, 2, "sums", release, name).tolist()
             largest = max(abs(low), abs(high))
-            total[at] += _scaled(noise * (high - low) * draws[2 * at], FINEST)
-            squares[at] += _scaled(noise * largest**2 * draws[2 * at + 1], 2 * FINEST)
+            total[at] += _scaled(noise * (high - low) * first, FINEST)
+            squares[at] += _scaled(noise * largest**2 * second, 2 * FINEST)
     return sums._replace(total=tuple(total), squares=tuple(squares))
 
 
@@ -116,7 +118,7 @@ def total_of(sent: Iterable[tuple[str, ...]], columns: int, rows: int) -> ExactS
     """The total of what all sites sent; refuses what no ``rows`` rows add up to."""
     total = [0] * (3 * columns)
     for numbers in sent:
-        if len(numbers) != 3 * columns or any(len(text) > DIGITS for text in numbers):
+        if len(numbers) != 3 * columns:
             raise EngineError(f"found sums of {len(numbers)} numbers; expected {3 * columns}")
         total = [(a + int(b, 16)) % MODULUS for a, b in zip(total, numbers, strict=True)]
     signed = [number - MODULUS if 2 * number > MODULUS else number for number in total]

@@ -9,12 +9,12 @@ sides then make the same problem and the same method from it.
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import asdict, replace
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from ..core.algorithm import AnyAlgorithm, check_run
@@ -29,38 +29,38 @@ from ..runs.assemble import factory_of
 from ..runs.config.loading import canonical, load
 from ..runs.config.schema import Config
 from ..runs.run import LOCAL
-from ..storage.files import STRICT, parsed
+from ..storage.files import parsed, strict
 
-MOST_SITES = 10_000
-NONCE = re.compile(r"[0-9a-f]{32}")
 OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites
 SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric", "folds", "fold")
 SHARED_DATA = ("scale",)  # fields of [data] that all sites have to share
 
 
-@dataclass(frozen=True)
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sites = Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)]
+
+
+@strict
 class SiteCounts:
     """The samples that one site declares."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
-    train: int
-    val: int
-    test: int
+    train: Count
+    val: Count
+    test: Count
 
 
-@dataclass(frozen=True)
+@strict
 class Request:
     """What a coordinator asks the owners of sites to approve: the experiments of one config."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
     federation: str
-    clients: tuple[str, ...]
-    methods: tuple[str, ...]
+    clients: Sites
+    methods: Sites
     rounds: int  # of one experiment
     epochs: int  # of one round, by the method that trains most
     folds: int | None = None  # in which every row tests once and trains in the others
+    sealed: bool = False  # whether sites seal models for each other, see coterie.deploy.peers
 
     def to_json(self) -> str:
         """The request as JSON: the same text for the same request."""
@@ -69,10 +69,7 @@ class Request:
     @classmethod
     def from_json(cls, text: str) -> "Request":
         """Read a request that another machine sent; refuses whatever is none."""
-        found = parsed(text, cls, "request")
-        if not 1 <= len(found.clients) <= MOST_SITES or not 1 <= len(found.methods) <= MOST_SITES:
-            raise EngineError("request: found no or too many clients or methods")
-        return found
+        return parsed(text, cls, "request")
 
     @property
     def id(self) -> str:
@@ -80,7 +77,9 @@ class Request:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
-def request_of(config: Config, federation: str, clients: tuple[str, ...]) -> Request:
+def request_of(
+    config: Config, federation: str, clients: tuple[str, ...], *, sealed: bool
+) -> Request:
     """The request for all runs of a config."""
     methods = config.methods() if config.run.methods else ()
     named = {method.name: method for method in (config.method(), *methods)}
@@ -88,27 +87,29 @@ def request_of(config: Config, federation: str, clients: tuple[str, ...]) -> Req
     return Request(
         federation,
         clients,
-        tuple(sorted({*named} | {LOCAL})),
+        tuple(sorted({*named} | (set() if sealed else {LOCAL}))),
         config.run.rounds,
         max(train.epochs for train in trained),
         config.run.folds,
+        sealed,
     )
 
 
-@dataclass(frozen=True)
+@strict
 class Agreement:
     """The terms of one experiment. No two experiments have the same ``nonce``."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
     request: str  # the id of the request that it is a part of
-    nonce: str
+    nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     config: str  # the tables of one run, as JSON
-    clients: tuple[str, ...]
+    clients: Sites
     counts: tuple[SiteCounts, ...]  # one entry per client
     schema: Schema
     moments: Moments | None
-    kept: int  # states that a site keeps, so that the coordinator can resume from a checkpoint
+    kept: Annotated[
+        int, Field(ge=2, le=10_000)
+    ]  # states that a site keeps, so that the coordinator can resume from a checkpoint
+    sealed: bool = False
     pool: str = ""  # sha256 of the samples that all sites share; "" for a method that shares none
 
     def to_json(self) -> str:
@@ -119,17 +120,8 @@ class Agreement:
     def from_json(cls, text: str) -> "Agreement":
         """Read an agreement that another machine sent; refuses whatever is none."""
         found = parsed(text, cls, "agreement")
-        if not 1 <= len(found.clients) <= MOST_SITES or len(found.counts) != len(found.clients):
-            raise EngineError(
-                f"agreement.clients: found {len(found.clients)} names and {len(found.counts)} "
-                f"counts; expected a count for each of 1 to {MOST_SITES:,} names"
-            )
-        if len({*found.clients}) < len(found.clients) or not 2 <= found.kept <= 10_000:
-            raise EngineError("agreement: found a name twice, or a number of states below 2")
-        if not NONCE.fullmatch(found.nonce):
-            raise EngineError("agreement.nonce: found no 32 hexadecimal digits")
-        if any(min(asdict(one).values()) < 0 for one in found.counts):
-            raise EngineError("agreement.counts: found a number below 0")
+        if not len({*found.clients}) == len(found.clients) == len(found.counts):
+            raise EngineError("agreement: found a name twice, or not a count for each name")
         if found.moments is not None:
             checked_moments(found.moments)
         return found

@@ -6,12 +6,13 @@ that was lost, rolled back or changed is a reason to refuse, never a silent new 
 answers on its test samples stay at the site: only scores and paired gains leave it.
 """
 
+import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
 from ..storage import files
+from ..storage.files import parsed, strict
 from .codec import Message, decode, digest, encode, vocabulary
 from .loop import LoopBackend
 
@@ -43,6 +45,21 @@ class Disclosure(NamedTuple):
 
 
 SIMULATED = Disclosure(models=True)  # a simulation writes the models into the run's folder
+
+
+@strict
+class RoundHead:
+    """What the server asks of a site in a round."""
+
+    kind: Literal["local", "predict"]
+    experiment: str
+    round: int
+    horizon: int
+    client: int
+    base: str  # sha256 of the state before the round
+    metric: str = ""
+    last: bool = False
+    collect: bool = False
 
 
 class StateFiles:
@@ -111,21 +128,20 @@ class Site:
         row = tree.row(tree.take(rows, torch.tensor([self.client])), 0)
         return self.states.write(encode(Message({}, row)), 0)
 
-    def answer(self, data: bytes) -> bytes:
-        """The reply to a message of the server."""
+    def answer(self, data: bytes, *, again: bool = False) -> bytes:
+        """The reply to a message of the server; one that comes ``again`` removes no old state."""
         types = vocabulary(self.algorithm)
         message = decode(data, types)
-        head = message.head
-        if head["client"] != self.client:
+        head = parsed(json.dumps(dict(message.head)), RoundHead, "message")
+        if head.client != self.client:
             return refused("wrong_client")
-        stored = self.states.read(str(head["base"]))
+        stored = self.states.read(head.base)
         if stored is None:
             return refused("stale_state")
-        answers = {"local": self._local, "predict": self._predict}
-        if head["kind"] not in answers:
-            raise EngineError(f"a site knows no message '{head['kind']}'; expected local, predict")
+        answer = self._local if head.kind == "local" else self._predict
         with located(self.algorithm, self.problem.model.module):
-            return answers[head["kind"]](message, *self._at(head), decode(stored, types).body)
+            base = None if again else head.base
+            return answer(head, message.body, *self._at(head), decode(stored, types).body, base)
 
     def repeated(self, data: bytes) -> bytes | None:
         """The reply to the same message as last time, if it is stored; None otherwise."""
@@ -138,13 +154,21 @@ class Site:
         with files.whole(self.folder / REPLY) as temporary:
             temporary.write_bytes(digest(data).encode() + reply)
 
-    def _local(self, message: Message, backend: LoopBackend, round: Round, state: Tree) -> bytes:
+    def _local(
+        self,
+        asked: RoundHead,
+        body: Tree,
+        backend: LoopBackend,
+        round: Round,
+        state: Tree,
+        base: str | None,
+    ) -> bytes:
         """Compute one round: the new state stays here, the upload is sent."""
         began = time.perf_counter()
-        received = _one_row(message.body)
+        received = _one_row(body)
         upload, new = backend.local(self.algorithm, received, _one_row(state), round)
         row = tree.row(new, 0)
-        after, base = encode(Message({}, row)), str(message.head["base"])
+        after = encode(Message({}, row))
         head = {
             "round": round.index,
             "client": self.client,
@@ -154,10 +178,17 @@ class Site:
         shown = self.algorithm.shown(row) if self.discloses.shown else ()
         return encode(Message(head, (tree.row(upload, 0), shown)))
 
-    def _predict(self, message: Message, backend: LoopBackend, round: Round, state: Tree) -> bytes:
+    def _predict(
+        self,
+        asked: RoundHead,
+        body: Tree,
+        backend: LoopBackend,
+        round: Round,
+        state: Tree,
+        _base: str | None,
+    ) -> bytes:
         """Evaluate the client's predictor; in the last round the predictor is kept here."""
-        head, last = message.head, bool(message.head["last"])
-        served, metric = _one_row(message.body), str(head["metric"])
+        served, metric, last = _one_row(body), asked.metric, asked.last
         found = backend.predict(self.algorithm, served, _one_row(state), round, metric, keep=last)
         columns = [float(column[0]) for column in found.evaluation]
         scores = torch.tensor(columns, dtype=torch.float64)
@@ -167,7 +198,7 @@ class Site:
             served_at_all = bool((predictor.weights != 0).any())
             self.keep(predictor, found.outcomes, columns[0] if served_at_all else math.nan)
             told["digest"] = client_digest(predictor)
-        sent = self.discloses.models and last and bool(head["collect"])
+        sent = self.discloses.models and last and asked.collect
         models = predictor.models if sent else predictor.models[:, :0]
         return encode(Message(told, (scores, Mixture(predictor.weights, models))))
 
@@ -180,10 +211,10 @@ class Site:
                 known = {k: v for k, v in outcomes._asdict().items() if v is not None}
                 np.savez(file, score=score, **known)
 
-    def _at(self, head: Mapping[str, Any]) -> tuple[LoopBackend, Round]:
+    def _at(self, asked: RoundHead) -> tuple[LoopBackend, Round]:
         backend = LoopBackend(self.problem, self.shards())
         clients = torch.tensor([self.client], device=self.problem.device)
-        return backend, round_of(self.problem, int(head["round"]), int(head["horizon"]), clients)
+        return backend, round_of(self.problem, asked.round, asked.horizon, clients)
 
 
 def refused(reason: str) -> bytes:

@@ -4,8 +4,8 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import asdict, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from ..data.standard import Preprocessing
 from ..networks import registry
 from ..networks.registry import Recurrent, Residual, head, norm_layer
 from ..storage import files
-from ..storage.files import STRICT
+from ..storage.files import strict
 from ..views import words
 from ..views.clinical import SiteClinical
 from ..views.reliance import Collaborator
@@ -33,11 +33,9 @@ MOST_MODELS = 10_000  # of one mixture
 WEIGHTS = "weights"  # of the mixture, in the file of the model
 
 
-@dataclass(frozen=True)
+@strict
 class ModelFacts:
     """What is known of a model: where it comes from, on which data, and how good it is."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     client: str
     method: str
@@ -55,11 +53,9 @@ class ModelFacts:
     onboarded: bool = False  # the client was not in the run: it joined the finished one
 
 
-@dataclass(frozen=True)
+@strict
 class NetworkFacts:
     """The network of a model."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     name: str
     options: dict[str, Any]
@@ -73,11 +69,9 @@ class NetworkFacts:
         return torch.float64 if self.precision == "float64" else torch.float32
 
 
-@dataclass(frozen=True)
+@strict
 class ExportConfig:
     """The file ``config.json`` of an export."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     network: NetworkFacts
     model: ModelFacts

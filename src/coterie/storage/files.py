@@ -15,8 +15,9 @@ import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, dataclass_transform
 
 from ..errors import ConfigError, DataError, StoreError, printable
 
@@ -272,8 +273,14 @@ def faults(folder: Path) -> list[str]:
 
 MOST_BYTES = 64 * 2**20  # of a text; a schema of 10,000 columns takes less than one mebibyte
 MOST_SHOWN = 60  # characters of a value that a message repeats
-# A dataclass with ``__pydantic_config__ = STRICT`` can be parsed.
 STRICT: Final = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+
+
+@dataclass_transform(frozen_default=True)
+def strict(kind: type[Kind]) -> type[Kind]:
+    """Make a frozen dataclass that can be parsed."""
+    kind.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
+    return dataclass(frozen=True)(kind)
 
 
 def parsed(text: str, kind: type[Kind], where: str) -> Kind:

@@ -13,8 +13,7 @@ table and JSON value takes these numbers from here.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ from ..core.paired_tests import LEVEL
 from ..runs import collaboration
 from ..runs.collaboration import ZERO_WITHIN
 from ..runs.run import RAW, Line, Packed, Roster, Run, dense
-from ..storage.files import STRICT
+from ..storage.files import strict
 
 MOST_CLIENTS = 1000  # averages of more clients would take minutes and gigabytes
 LARGEST_WEIGHT = 1e6  # larger entries, which a diverged run has, count as zero
@@ -149,11 +148,9 @@ def _clear(
 # ---- whose models entered a client's model -------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@strict
 class Collaborator:
     """Another client whose model entered, or may have entered, a client's model."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     name: str
     average: float | None  # part of the weight on others, over all rounds; None if not recorded

@@ -15,9 +15,8 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from ...errors import CoterieWarning, DataError
-from ...storage.files import STRICT
+from ...storage.files import strict
 from ..arrays import Array, Floats
 
 MOST_COLUMNS = 100_000  # columns are processed one by one
@@ -203,11 +202,9 @@ InputKind = Literal["numbers", "levels", "empty"]
 TargetKind = Literal["texts", "integers", "quantity"]
 
 
-@dataclass(frozen=True)
+@strict
 class InputColumn:
     """How one column becomes features; a column without any value in the file is ``empty``."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     name: str
     kind: InputKind
@@ -229,11 +226,9 @@ class InputColumn:
         return (True, False) if self.missing else (True,)
 
 
-@dataclass(frozen=True)
+@strict
 class TargetColumn:
     """How the target becomes class numbers, by text or by whole number, or is a quantity."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     name: str
     kind: TargetKind

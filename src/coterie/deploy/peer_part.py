@@ -13,20 +13,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...algorithms.federico import Circle, Held, Reply, Returned, Serverless, Sight, Tracked
-from ...core import tree
-from ...core.algorithm import AnyAlgorithm, Mixture, Round, round_of
-from ...core.answers import Answers, Outcomes
-from ...core.messages import Rejection, difference, layout
-from ...core.policies import governed
-from ...core.problem import Problem
-from ...core.shards import Shards
-from ...core.tree import Bank, Parcels, Tree
-from ...engines.base import Predicted
-from ...engines.evaluation import outcomes
-from ...engines.loop import LoopBackend
-from ...errors import ConfigError
-from ...training.guard import Guard, remember, screen
+from ..algorithms.federico import Circle, Held, Reply, Returned, Serverless, Sight, Tracked
+from ..core import tree
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
+from ..core.answers import Answers, Outcomes
+from ..core.messages import Rejection, difference, layout
+from ..core.policies import governed
+from ..core.problem import Problem
+from ..core.shards import Shards
+from ..core.tree import Bank, Parcels, Tree
+from ..engines.base import Predicted
+from ..engines.evaluation import outcomes
+from ..engines.loop import LoopBackend
+from ..errors import ConfigError
+from ..training.guard import Guard, remember, screen
 
 
 class Change(NamedTuple):
