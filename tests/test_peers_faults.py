@@ -17,6 +17,7 @@ from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federico import FedeRiCo
 from coterie.core.algorithm import AnyAlgorithm
+from coterie.core.privacy import Privacy
 from coterie.deploy.peers.meeting import Meeting, SupersededError
 from coterie.deploy.peers.peer import PeerResult, PeerSite
 from coterie.deploy.peers.relay import Relay
@@ -418,13 +419,19 @@ def test_what_a_peer_lies_about_is_left_out(
         (FedAvg(), "only federico"),
         (FedeRiCo(form="centralised"), "only federico"),
         (Adapted(FedeRiCo(), ADAPTATIONS["ft"]()), "only federico"),
-        (FedeRiCo(clip=1.0, noise=0.1), "noise"),
     ],
 )
 def test_other_methods_are_refused(method: AnyAlgorithm, word: str) -> None:
     on = simulation(method)
     with pytest.raises(ConfigError, match=word):
         OwnPart(on.problem, on.shards.of(0), method, 0, Guard())
+
+
+def test_noise_that_all_peers_could_compute_is_refused() -> None:
+    on = simulation(METHOD)
+    problem = replace(on.problem, privacy=Privacy(noise=1.0))
+    with pytest.raises(ConfigError, match="the site's own secret"):
+        OwnPart(problem, on.shards.of(0), METHOD, 0, Guard())
 
 
 def test_a_site_that_is_not_in_the_roster_is_refused(tmp_path: Path) -> None:

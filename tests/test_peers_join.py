@@ -203,7 +203,7 @@ def test_the_relay_sees_no_model_and_no_schema(sites: Federation) -> None:
 
 
 def test_noise_comes_from_the_sites_own_secrets(sites: Federation, tables: Path) -> None:
-    asked = merge(ASKED, {"algorithm.clip": 1.0, "algorithm.noise": 0.1})
+    asked = merge(ASKED, {"privacy.noise": 0.1})
     assert digest_of(sites.run(asked)) != alike(sites, asked).summary["digest"]
 
 

@@ -46,8 +46,8 @@ def test_peers_equal_the_simulator_bit_for_bit(
     assert not any(town.notes.values())
 
 
-def test_buffers_clipping_and_adam_are_equal_too(tmp_path: Path) -> None:
-    method = FedeRiCo(downloads=2, clip=0.5, step="gradient", scale="mean", **SPREAD)
+def test_buffers_and_adam_are_equal_too(tmp_path: Path) -> None:
+    method = FedeRiCo(downloads=2, step="gradient", scale="mean", **SPREAD)
     adam = Recipe(lr=0.01, epochs=1, batch=6, optimizer="adam")
     town = Town(tmp_path, method, plan(2), {"factory": normed, "recipe": adam})
     assert town.digests() == town.simulated()
