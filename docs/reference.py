@@ -44,7 +44,7 @@ def config_page() -> str:
 
 def _table(name: str) -> str:
     """The section of one table of a config."""
-    kind = type(getattr(Config(), name))
+    kind = Config.table(name)
     hints = typing.get_type_hints(kind, include_extras=True)
     told: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
@@ -54,7 +54,7 @@ def _table(name: str) -> str:
         for key, field in kind.model_fields.items()
         if key not in SEEN
     ]
-    default = getattr(Config(), name)
+    default = getattr(Config(), name) or kind()
     rows = [row._replace(default=getattr(default, row.name)) for row in rows]
     about = _plain(inspect.getdoc(kind) or "").partition("\n\nFields:")[0]
     return f"### [{name}]\n\n{about}\n\n{''.join(map(_item, rows))}"

@@ -11,7 +11,8 @@ from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.core.algorithm import AnyAlgorithm, Mixture, round_of
 from coterie.core.batches import shape_of, views
-from coterie.core.client import Client, Clock
+from coterie.core.calls import Clock
+from coterie.core.client import Client
 from coterie.core.optim import Recipe
 from coterie.core.tree import row
 from coterie.data.federation import Dataset, Federation

@@ -238,7 +238,7 @@ FAULTS = [
     # form
     ("[trian]\nlr = 1", "trian: there is no such table; did you mean 'train'?"),
     ("train = 3", "train: found 3; expected a table"),
-    ("[privacy]\nepsilon = 1", "privacy: this table is reserved"),
+    ("[privacy]\nclip = 1.0", "privacy: found neither of noise and epsilon"),
     ("[train]\nrate = 1", "train.rate: [train] has no such field; (known: optimizer, lr,"),
     ("[run]\nrouds = 3", "run.rouds: [run] has no such field; did you mean 'rounds'?"),
     # numbers

@@ -15,6 +15,7 @@ from coterie.commands import arguments, catalog, start_commands
 from coterie.core import metrics, tree
 from coterie.core.metrics import METRICS
 from coterie.core.optim import Recipe
+from coterie.core.privacy import Privacy
 from coterie.core.ranges import OneOf, fitted, in_words
 from coterie.engines import ENGINES
 from coterie.errors import ConfigError
@@ -122,9 +123,11 @@ def test_a_column_that_does_not_apply_is_not_shown(comparison):
 # ---- the recipe and the guard ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Recipe, "train"), (Guard, "guard")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Recipe, "train"), (Guard, "guard"), (Privacy, "privacy")]
+)
 def test_the_table_has_the_fields_defaults_and_ranges_of_the_dataclass(kind, name):
-    made = type(getattr(Config(), name))
+    made = Config.table(name)
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         of_table = made.model_fields[field.name]
@@ -152,7 +155,7 @@ def test_what_the_recipe_refuses_the_config_refuses():
 def test_every_option_sets_a_field_that_exists():
     for option in OPTIONS.values():
         name, field = option.field.split(".")
-        assert field in type(getattr(Config(), name)).model_fields or option.name == "clients"
+        assert field in Config.table(name).model_fields or option.name == "clients"
 
 
 def test_the_commands_have_the_options_of_python_and_say_what_they_set():

@@ -466,14 +466,16 @@ def test_every_answer_is_in_the_sites_log_with_its_size_and_hash(joined):
 
 def test_noise_comes_from_the_sites_own_secret(tables, tmp_path, monkeypatch):
     """What a server could predict from the shared seed would protect nothing."""
-    noisy = {"algorithm.federico": {"clip": 1.0, "noise": 0.5}, "algorithm.name": "federico"}
-    asked = merge(FAST, noisy)
+    asked = merge(FAST, {"algorithm.name": "federico", "privacy.noise": 0.5})
     digests = set()
     for name in ("a", "b"):
         made = Joined(tmp_path / name, tables, monkeypatch)
-        digests.add(coterie.run(asked, federation=made.fed).summary["digest"])
-    digests.add(simulated(made.exported, asked).summary["digest"])
-    assert len(digests) == 3
+        digests.add((run := coterie.run(asked, federation=made.fed)).summary["digest"])
+    alike = simulated(made.exported, asked)
+    assert len(digests | {alike.summary["digest"]}) == 3
+    assert not run.summary["privacy"].pop("simulated")
+    assert alike.summary["privacy"].pop("simulated")
+    assert run.summary["privacy"] == alike.summary["privacy"]
 
 
 @pytest.mark.parametrize("method", ["fedper", "lgfedavg", "local"])

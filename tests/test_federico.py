@@ -11,9 +11,8 @@ from torch import nn
 
 from coterie.algorithms.federico import FedeRiCo, Sight, posterior
 from coterie.algorithms.local import Local
-from coterie.core.optim import Recipe, clipped
+from coterie.core.optim import Recipe
 from coterie.core.tree import Bank, Parcels, row
-from coterie.errors import ConfigError
 from coterie.training.rounds import train
 from support import (
     RAGGED,
@@ -367,57 +366,6 @@ def test_buffers_are_averaged_not_differenced():
                     mass += w
         assert_close(new.models[b, first:], total / mass if mass > 1e-6 else phi[b, first:])
     assert (new.models[:, first + 4 :] > 0).all()  # variances
-
-
-# ---- safe settings -------------------------------------------------------------------------
-
-
-def test_what_is_sent_to_a_peer_is_clipped():
-    usual, safe = FedeRiCo(downloads=2), FedeRiCo(downloads=2, clip=0.05)
-    on = task(usual, recipe=PLAIN)
-    free, cut = one_round(usual, on)[1], one_round(safe, on)[1]
-    length = cut.change.vectors.norm(dim=2)
-    assert (length[:, 1:] <= 0.05 * cut.weight[:, 1:] + 1e-12).all()
-    assert (free.change.vectors[:, 1:].norm(dim=2) > 0.051 * free.weight[:, 1:]).any()
-    assert torch.equal(cut.change.vectors[:, 0], free.change.vectors[:, 0])  # it stays at home
-
-
-def test_noise_is_added_in_units_of_the_clip():
-    quiet, loud = FedeRiCo(downloads=2, clip=0.05), FedeRiCo(downloads=2, clip=0.05, noise=2.0)
-    on = task(quiet, recipe=PLAIN)
-    sent, noisy = one_round(quiet, on)[1], one_round(loud, on)[1]
-    apart = (noisy.change.vectors - sent.change.vectors)[:, 1:] / sent.weight[:, 1:, None]
-    assert float(apart.std()) == pytest.approx(0.1, rel=0.05)
-    assert abs(float(apart.mean())) < 0.01
-    assert torch.equal(noisy.change.vectors[:, 0], sent.change.vectors[:, 0])
-    assert torch.equal(one_round(loud, on)[1].change.vectors, noisy.change.vectors)
-
-
-def test_an_owner_cuts_what_is_too_long():
-    method = FedeRiCo(downloads=2, clip=0.05)
-    on = task(method, recipe=PLAIN)
-    _, replies, _, _ = one_round(method, on)
-    server, _ = method.init(on.problem)
-    pushed = replies.change.vectors.clone()
-    pushed[0, 1] *= 1e6 / pushed[0, 1].norm()
-    push = replies._replace(
-        change=replies.change._replace(vectors=pushed), weight=torch.ones_like(replies.weight)
-    )
-    victim = int(replies.owner[0, 1])
-    new = method.aggregate(server, push, whole_round(on))
-    open_door = replace(method, clip=0.0).aggregate(server, push, whole_round(on))
-    assert (new.models[victim] - server.models[victim]).norm() < 2
-    assert (open_door.models[victim] - server.models[victim]).norm() > 1e5
-
-
-def test_clipping_leaves_short_rows_alone():
-    rows = wide([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
-    assert_close(clipped(rows, 1.0), wide([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]]))
-
-
-def test_noise_without_a_clip_is_refused():
-    with pytest.raises(ConfigError, match="set clip too"):
-        FedeRiCo(noise=1.0)
 
 
 # ---- what travels --------------------------------------------------------------------------

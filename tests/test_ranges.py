@@ -252,7 +252,6 @@ ACTIVE: dict[str, dict[str, Any]] = {
     "method fedamp.alpha_gamma": {"alpha": 1.0, "alpha_every": 1},
     "method fedamp.alpha_every": {"alpha": 1.0, "alpha_gamma": 0.5},
     "method fedamp.lam": {"alpha": 1.0},
-    "method federico.noise": {"clip": 1.0},
     "method ifca.k": {"start": "redraw"},
     "method ifca.start": {"k": 2},
     "method ifca.min_share": {"k": 2, "start": "redraw"},

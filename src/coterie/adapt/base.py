@@ -17,6 +17,7 @@ from ..core.mixing import mix, shares
 from ..core.policies import Wrapper
 from ..core.problem import Problem
 from ..core.tree import Tree
+from ..errors import ConfigError
 
 
 class Adaptation(Checked, ABC):
@@ -86,6 +87,11 @@ class Adapted(Wrapper[With, With, With, Any]):
         """The checks of the method and those of the adaptation."""
         self.algorithm.check(problem, rounds)
         self.adaptation.check(self.algorithm, problem)
+        if problem.privacy is not None and self.adaptation.surveys:
+            raise ConfigError(
+                f"privacy: the adaptation {type(self.adaptation).__name__} sends a Fisher diagonal "
+                "of the clients' samples without noise; use ft or kd"
+            )
 
     def init(self, problem: Problem) -> tuple[With, Tree]:
         """As the method; the average of the reports starts at zero."""

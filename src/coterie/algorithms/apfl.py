@@ -29,6 +29,7 @@ from torch.func import grad
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.batches import Batch
 from ..core.client import Client, mean
+from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive, Share
 from ..core.tree import Tree
@@ -57,9 +58,11 @@ def blend(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
     return alpha * v + (1 - alpha) * w
 
 
-def slopes(loss: Callable[[Tensor], Tensor], alpha: Tensor, v: Tensor, w: Tensor) -> Tree:
-    """The gradients of ``loss(v̄)`` with respect to v and to α."""
-    g = grad(loss)(blend(alpha, v, w))
+def slopes(
+    gradient: Callable[[Tensor], Tensor], alpha: Tensor, v: Tensor, w: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of a loss of v̄ with respect to v and to α, from its own ``gradient``."""
+    g = gradient(blend(alpha, v, w))
     return alpha * g, ((v - w) * g).sum()
 
 
@@ -91,6 +94,12 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
   title={Adaptive Personalized Federated Learning},
   author={Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
   journal={arXiv:2003.13461}, year={2020}}"""
+    private = Declaration(
+        (Query(gradients=2),),
+        refused=lambda self: (
+            "mix = 'outputs' has gradients of two models at once" if self.mix == "outputs" else ""
+        ),
+    )
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """The common start for both models."""
@@ -129,7 +138,7 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
     def _slopes(self, client: Client, batch: Batch, alpha: Tensor, v: Tensor, w: Tensor) -> Tree:
         """The gradients of the personal loss with respect to v and to α."""
         if self.mix == "parameters":
-            return slopes(lambda mixed: client.loss(mixed, batch), alpha, v, w)
+            return slopes(lambda mixed: client.gradient(mixed, batch), alpha, v, w)
 
         def loss(v: Tensor, alpha: Tensor) -> Tensor:
             weights, models = torch.stack([alpha, 1 - alpha]), torch.stack([v, w])

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.client import Client
 from ..core.mixing import last_applied, mix, nobody_yet, off_diagonal
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.rows import Rows, updated
 from ..core.tree import Tree
@@ -116,6 +117,8 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
 
     Concrete methods are dataclasses with at least these fields.
     """
+
+    private = Declaration(leaves="where it reports one, its training loss")
 
     start: str
     predict_with: PredictWith

@@ -42,6 +42,7 @@ from ..core.mixing import (
     shares,
     shares_within,
 )
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Auto, Count, CountOrZero, NotNegative
 from ..core.rows import Rows, updated
@@ -121,6 +122,8 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
     age_limit: Count | None = None
     predict_with: Literal["cluster", "validation"] = "cluster"
     weighting: Weighting = "samples"
+
+    private = Declaration()
 
     @abstractmethod
     def _divides(self, average: Tensor, similarity: Tensor, part: Tensor, scale: Tensor) -> bool:

@@ -32,6 +32,7 @@ from ..core import tree
 from ..core.algorithm import Algorithm, Mixture, Round, rows
 from ..core.client import Client
 from ..core.mixing import gram, last_applied, mix, nobody_yet
+from ..core.privacy import TRAIN, Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import Count, NotNegative
 from ..core.rows import Rows, dense, updated
@@ -97,10 +98,17 @@ class Circle(Algorithm[Server, Down, Up, Own]):
     prior: NotNegative = 10.0
     without: Literal["nothing", "clusters", "halves", "common", "means"] = "nothing"
     paper: ClassVar[str] = "coterie's own; no paper"
+    private = Declaration(lambda self, when: self.queries(when.index))
 
     def trace_key(self, index: int, horizon: int) -> bool:
         """Whether the round has evidence."""
         return index % self.every == 0
+
+    def queries(self, index: int) -> tuple[Query, ...]:
+        """The gradients of a round: of the disjoint halves each sample is in one only."""
+        if not self.trace_key(index if self.every > 1 else 0, 0):
+            return TRAIN
+        return (*TRAIN * (2 if self.without == "halves" else 1), Query(half=1), Query(half=2))
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
         """The common start."""

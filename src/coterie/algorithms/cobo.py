@@ -25,6 +25,7 @@ from torch import Tensor
 from ..core.algorithm import OwnModel, Round, check_pull, rows
 from ..core.client import Client
 from ..core.mixing import mix, nobody_yet
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import NotNegative
 from ..core.rows import Rows, dense, updated
@@ -104,6 +105,7 @@ class CoBo(OwnModel[Server, Sent, Up, Own]):
   title={{CoBo}: Collaborative Learning via Bilevel Optimization},
   author={Hashemi, Diba and He, Lie and Jaggi, Martin},
   booktitle={NeurIPS}, year={2024}}"""
+    private = Declaration(refused="it sends exact gradients of all training data")
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
         """All clients at the common start, all pairs collaborating."""

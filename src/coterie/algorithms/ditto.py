@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..core.algorithm import OwnModel, Round, check_pull, rows
 from ..core.client import Client
+from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
 from .fedavg import Update, Weighting, average
@@ -56,6 +57,7 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
   title={Ditto: Fair and Robust Federated Learning Through Personalization},
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
   booktitle={ICML}, year={2021}}"""
+    private = Declaration((Query(times=2),))
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """The common start."""

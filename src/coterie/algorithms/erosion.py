@@ -32,6 +32,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
 from ..core.mixing import mix
+from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, MinLen, NotNegative
 from ..core.tree import Bank, Tree
@@ -158,6 +159,9 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
   author={Grimberg, Felix and Hartley, Mary-Anne and Jaggi, Martin and
           Karimireddy, Sai Praneeth},
   booktitle={DART, MICCAI Workshop}, year={2020}}"""
+    private = Declaration(
+        lambda self, when: (Query(times=len(requesting(self.requesters, when.population))),)
+    )
 
     @property
     def traits(self) -> Traits:

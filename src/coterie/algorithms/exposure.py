@@ -127,8 +127,8 @@ EXPOSURES: dict[str, Exposure] = {
         "through a coordinator: every model, every weighted change, the ranking of the others",
         "**raw models of other sites, and other sites' changes of its own model**",
         "its weights (`shown` only with consent), tracked losses",
-        "whoever chooses a model that others train sees their gradient on it: use `clip` "
-        "and `noise`. Among peers the relay sees none of it, see below",
+        "whoever chooses a model that others train sees their gradient on it: use `[privacy]`. "
+        "[Among peers](peers.md) the operator sees none of it",
     ),
     "fedamp": Exposure(
         "its model",

@@ -31,6 +31,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.batches import Batch
 from ..core.client import Client, mean
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Count, NotNegative, ShareAboveZero
 from .fedavg import Update, Weighting, average
@@ -112,6 +113,7 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
   author={Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and
           Ma, Ruhui and Guan, Haibing},
   booktitle={AAAI}, year={2023}}"""
+    private = Declaration(refused="exact losses decide how long it learns its weights")
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
         """The common start; every client takes all of the global model."""

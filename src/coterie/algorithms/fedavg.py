@@ -17,6 +17,7 @@ from torch import Tensor
 from ..core.algorithm import GlobalModel, Round, rows
 from ..core.client import Client
 from ..core.mixing import mean_move, shares
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Positive
 
@@ -56,6 +57,7 @@ class FedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
   author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
           Ag{\\"u}era y Arcas, Blaise},
   booktitle={AISTATS}, year={2017}}"""
+    private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ..core.algorithm import GlobalModel, Round, Sharing, Traits, rows
 from ..core.client import Client
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Positive, ShareBelowOne
 from ..core.tree import Bank, Tree
@@ -76,6 +77,7 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
   author={Zhao, Yue and Li, Meng and Lai, Liangzhen and Suda, Naveen and Civin, Damon and
           Chandra, Vikas},
   journal={arXiv:1806.00582}, year={2018}}"""
+    private = Declaration(refused="raw samples leave the clients")
 
     @property
     def traits(self) -> Traits:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.client import Client
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero
 from .fedavg import Update, Weighting, average
@@ -56,6 +57,7 @@ class FedBABU(Algorithm[Server, Tensor, Update, tuple[()]]):
   title={{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
   author={Oh, Jaehoon and Kim, SangMook and Yun, Se-Young},
   booktitle={ICLR}, year={2022}}"""
+    private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
         """The common start; clients keep nothing."""

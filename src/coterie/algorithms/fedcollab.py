@@ -34,6 +34,7 @@ from ..core.algorithm import Algorithm, AnyAlgorithm, Mixture, Round, Traits, ro
 from ..core.client import Client
 from ..core.fields import Checked
 from ..core.mixing import cosines, last_applied, nobody_yet, noted, off_diagonal, shares_within
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Count, NotNegative
 from ..core.rows import Rows, updated
@@ -138,6 +139,7 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
   title={Optimizing the Collaboration Structure in Cross-Silo Federated Learning},
   author={Bao, Wenxuan and Wang, Haohan and Wu, Jun and He, Jingrui},
   booktitle={ICML}, year={2023}}"""
+    private = Declaration(refused="discriminators of the clients' data leave them")
 
     def check_together(self) -> None:
         """Refuse a method inside that does not exist, or this one."""

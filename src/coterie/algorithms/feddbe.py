@@ -28,6 +28,7 @@ from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.batches import Batch
 from ..core.client import Client, mean
 from ..core.mixing import mix, shares
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import NotNegative, ShareAboveZero
 from ..core.tree import Tree
@@ -95,6 +96,7 @@ class FedDBE(Algorithm[Server, Server, Up, Own]):
   author={Zhang, Jianqing and Hua, Yang and Cao, Jian and Wang, Hao and Song, Tao and
           Xue, Zhengui and Ma, Ruhui and Guan, Haibing},
   booktitle={NeurIPS}, year={2023}}"""
+    private = Declaration(refused="the mean of the features leaves the clients")
 
     @property
     def traits(self) -> Traits:

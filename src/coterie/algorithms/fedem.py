@@ -34,6 +34,7 @@ from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.batches import Batch
 from ..core.client import Client, mean
 from ..core.mixing import mix, shares
+from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, Few
 from .fedavg import Weighting
@@ -99,6 +100,10 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
   author={Marfoq, Othmane and Neglia, Giovanni and Bellet, Aur{\\'e}lien and Kameni, Laetitia and
           Vidal, Richard},
   booktitle={NeurIPS}, year={2021}}"""
+    private = Declaration(
+        lambda self, when: (Query(times=self.components),),
+        "the number of samples, and responsibilities that weigh the samples",
+    )
 
     @property
     def traits(self) -> Traits:

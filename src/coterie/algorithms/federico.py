@@ -35,11 +35,8 @@ Notes:
     models that it trains in a round begin with it, and the mean of their last states, weighted by
     w_ib, is kept. ``accumulate`` counts own rounds: a peer first seen in the t-th of them starts at
     t × its loss.
-    ``clip`` and ``noise`` are ours, off by default. A client's gradient on a model that another
-    client chose can reveal its samples exactly, at any weight, and an owner can be sent any vector.
-    With ``clip`` a vector for a peer is clipped to that length before it is weighted, and the owner
-    clips what arrives; ``noise`` adds Gaussian noise of ``noise · clip`` to every entry. Both slow
-    learning. A client's updates of its own model stay exact.
+    A client's gradient on a model that another client chose can reveal its samples exactly, at any
+    weight: ``[privacy]`` bounds and hides what each sample adds. An owner can be sent any vector.
 """
 
 from abc import ABC, abstractmethod
@@ -53,11 +50,10 @@ from torch.func import vmap
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
 from ..core.mixing import count_larger, epsilon_greedy, sums_by
-from ..core.optim import clipped, honest_length, noised
+from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
-from ..core.ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZero
+from ..core.ranges import CountOrZero, Positive, Share, ShareAboveZero
 from ..core.tree import Bank, Parcels, Tree, where
-from ..errors import ConfigError
 
 # ---- the E-step --------------------------------------------------------------------------------
 
@@ -140,14 +136,6 @@ class Returned(NamedTuple):
     owner: Tensor  # [n]
     vector: Tensor  # [n, P]
     weight: Tensor  # [n]
-    travels: Tensor  # [n] False where the owner computed it itself
-
-    def limited(self, longest: float, round: Round) -> Tensor:
-        """The vectors, clipped to ``longest`` times their weight; an owner's own is not clipped."""
-        limit = longest * self.weight.clamp(0, 1).to(self.vector.dtype)
-        limit = torch.where(self.travels, limit, torch.inf)[:, None]
-        moves, buffers = round.trainable(self.vector), self.vector[:, round.parameters :]
-        return torch.cat([clipped(moves, limit), buffers], -1)
 
 
 class Inbox(NamedTuple):
@@ -181,12 +169,10 @@ class Reply(NamedTuple):
     ranks: Tensor  # [K]
     wanted: Tensor  # [K]
 
-    def returned(self, own_travels: bool) -> Returned:
+    def returned(self) -> Returned:
         """All vectors of some clients' replies, client by client."""
-        travels = torch.ones_like(self.owner, dtype=torch.bool)
-        travels[..., 0] = own_travels
         vectors, weight = self.change.vectors.flatten(0, -2), self.weight.flatten()
-        return Returned(self.owner.flatten(), vectors, weight, travels.flatten())
+        return Returned(self.owner.flatten(), vectors, weight)
 
 
 # ---- the method ----------------------------------------------------------------------------------
@@ -203,11 +189,6 @@ class Serverless(ABC):
     @abstractmethod
     def serverless(self) -> bool:
         """Whether the method, as it is configured, needs no server."""
-
-    @property
-    @abstractmethod
-    def predictable_noise(self) -> bool:
-        """Whether clients add noise that is derived from the seed of the run."""
 
     @abstractmethod
     def begin(self, problem: Problem, clients: Tensor) -> tuple[Held, Tracked]:
@@ -246,8 +227,6 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         normalise_columns: divide a model's change by its users' total weight where that exceeds 1.
         start: models start ``independent`` (as printed) or ``common``.
         predict_min_weight: models with less weight are not downloaded for prediction.
-        clip: largest norm of a difference or gradient that is sent to a peer; 0 clips nothing.
-        noise: Gaussian noise on vectors that are sent to a peer, in units of clip.
     """
 
     form: Literal["decentralised", "centralised"] = "decentralised"
@@ -266,8 +245,6 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     normalise_columns: bool = True
     start: Literal["independent", "common"] = "independent"
     predict_min_weight: Share = 1e-3
-    clip: NotNegative = 0.0
-    noise: NotNegative = 0.0
 
     paper: ClassVar[str] = (
         "Sui, Wen, Lau, Ross, Cresswell: Find Your Friends: Personalized Federated Learning with "
@@ -278,13 +255,11 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
   author={Sui, Yi and Wen, Junfeng and Lau, Yenson and Ross, Brendan Leigh and
           Cresswell, Jesse C.},
   journal={arXiv:2210.06597}, year={2022}}"""
-
-    def check_together(self) -> None:
-        """Refuse noise without clip, which is its unit."""
-        if self.noise and not self.clip:
-            raise ConfigError(
-                f"federico: noise = {self.noise} is in units of clip, and clip is 0; set clip too"
-            )
+    private = Declaration(
+        lambda self, when: (Query(times=1 + self.visitors(when.population)),),
+        "what training losses decide: weights of changes, and the ranking of the others",
+        lambda self: "step = 'gradient' sends exact gradients" if self.step == "gradient" else "",
+    )
 
     @property
     def _central(self) -> bool:
@@ -301,10 +276,9 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         """Among peers every client holds its own model."""
         return not self._central
 
-    @property
-    def predictable_noise(self) -> bool:
-        """With ``noise``, from the client's stream of draws."""
-        return self.noise > 0
+    def visitors(self, population: int) -> int:
+        """The most models of others that a client evaluates in a round."""
+        return min(population if self._central else self.downloads, population - 1)
 
     # ---- between clients -------------------------------------------------------------------
 
@@ -348,7 +322,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
 
     def aggregate(self, server: Circle, uploads: Reply, round: Round) -> Circle:
         """Apply the vectors that the users of each model returned to its owner."""
-        returned = uploads.returned(self._central)
+        returned = uploads.returned()
         models, optimizer = self.moved(Held(*server[:2]), returned, server.sizes, round)
         ranks = server.ranks.index_copy(0, round.clients, uploads.ranks)
         wanted = server.wanted.index_copy(0, round.clients, uploads.wanted)
@@ -357,9 +331,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     def moved(self, held: Held, returned: Returned, sizes: Tensor, round: Round) -> Held:
         """The owners' models after a round; ``held`` and ``sizes`` have one row per owner."""
         count = len(held.model)
-        longest = honest_length(self.clip, self.noise, round.parameters)
-        vectors = returned.limited(longest, round) if self.clip else returned.vector
-        total = sums_by(returned.owner, vectors, count)
+        total = sums_by(returned.owner, returned.vector, count)
         mass = sums_by(returned.owner, returned.weight[:, None], count).squeeze(1)
         divisors = self._divisors(sizes.to(torch.float64), round)
         apply = vmap(lambda own, box: self.apply(own, box, round))
@@ -431,13 +403,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         else:
             buffers = client.map(client.train, models, shares=weight)
             moves = models - buffers
-        moves = client.trainable(moves)
-        if self.clip:
-            own = 0 if self._central else 1  # a change that is not sent stays exact
-            draws = client.noise("federico", tuple(moves[own:].shape)).to(moves.dtype)
-            sent = noised(moves[own:], self.clip, self.noise, draws)
-            moves = torch.cat([moves[:own], sent])
-        return torch.cat([moves, buffers[:, client.model.parameters :]], 1)
+        return torch.cat([client.trainable(moves), buffers[:, client.model.parameters :]], 1)
 
     # ---- prediction ------------------------------------------------------------------------
 

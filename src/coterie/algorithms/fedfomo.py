@@ -33,6 +33,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.client import Client, mean
 from ..core.mixing import count_larger, epsilon_greedy
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative, Share
 from ..core.rows import Rows, updated
@@ -134,6 +135,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
   author={Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and
           Alvarez, Jose M.},
   booktitle={ICLR}, year={2021}}"""
+    private = Declaration(leaves="what validation losses decide: its next start, and whom it asks")
 
     @property
     def traits(self) -> Traits:

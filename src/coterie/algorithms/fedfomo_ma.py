@@ -28,6 +28,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.client import Client
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.tree import Bank, Tree
 from .fedfomo import FedFomo, fomo_weights, norm
@@ -75,6 +76,7 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
 
     title: ClassVar[str] = "FedFomo-MA"
     paper: ClassVar[str] = FedFomo.paper
+    private = Declaration(leaves="what validation losses decide: its shares of the others")
     bibtex: ClassVar[str] = FedFomo.bibtex
 
     @property

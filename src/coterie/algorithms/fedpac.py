@@ -31,6 +31,7 @@ from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.batches import Batch
 from ..core.client import Client, mean
 from ..core.mixing import gram, last_applied, mix, nobody_yet, noted, shares
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative
 from ..core.rows import Rows, updated
@@ -121,6 +122,7 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
   title={Personalized Federated Learning with Feature Alignment and Classifier Collaboration},
   author={Xu, Jian and Tong, Xinyi and Huang, Shao-Lun},
   booktitle={ICLR}, year={2023}}"""
+    private = Declaration(refused="class shares and mean features leave the clients")
 
     @property
     def traits(self) -> Traits:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.client import Client
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from .fedavg import Update, Weighting, average
 from .lgfedavg import Layers, Parts, parts
@@ -98,6 +99,7 @@ class FedPer(PersonalHead):
   author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and
           Choudhary, Sunav},
   journal={arXiv:1912.00818}, year={2019}}"""
+    private = Declaration()
 
     def trained(self, client: Client, w: Tensor, at: Parts) -> Tensor:
         """Base and head together."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.algorithm import GlobalModel, Round, check_pull, rows
 from ..core.client import Client
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
 from .fedavg import Update, Weighting, average
@@ -46,6 +47,7 @@ class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
   author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and
           Talwalkar, Ameet and Smith, Virginia},
   booktitle={MLSys}, year={2020}}"""
+    private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""

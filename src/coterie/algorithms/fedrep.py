@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..core.client import Client
+from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero
 from .fedper import PersonalHead
@@ -49,6 +50,7 @@ class FedRep(PersonalHead):
   title={Exploiting Shared Representations for Personalized Federated Learning},
   author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
   booktitle={ICML}, year={2021}}"""
+    private = Declaration(lambda self, when: (Query(self.head_epochs), Query(self.base_epochs)))
 
     def optimizers(self, problem: Problem) -> int:
         """One of the head and one of the base."""

@@ -29,6 +29,7 @@ from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.batches import Batch
 from ..core.client import Client, mean
 from ..core.flat import FlatModel
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.tree import Tree
 from ..errors import ConfigError
@@ -94,6 +95,7 @@ class FedRoD(Algorithm[Tensor, Tensor, Update, Own]):
   title={On Bridging Generic and Personalized Federated Learning for Image Classification},
   author={Chen, Hong-You and Chao, Wei-Lun},
   booktitle={ICLR}, year={2022}}"""
+    private = Declaration(refused="its loss tells how many samples of each class a client has")
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """The common start; personal heads add nothing."""

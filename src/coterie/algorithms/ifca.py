@@ -31,6 +31,7 @@ from ..core import random
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, single
 from ..core.client import Client
 from ..core.mixing import cosines, last_applied, nobody_yet, noted, shares_within
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Auto, Few, NotNegative, Share
 from ..core.rows import Rows, updated
@@ -105,6 +106,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
   title={An Efficient Framework for Clustered Federated Learning},
   author={Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan},
   booktitle={NeurIPS}, year={2020}}"""
+    private = Declaration(leaves="the number of samples, and the choice of a model by losses")
 
     def check_together(self) -> None:
         """Refuse ``k = "auto"`` unless ``pretrain`` can decide k."""

@@ -25,6 +25,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.client import Client
 from ..core.flat import FlatModel
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Auto, CountOrZero, MinLen
 from ..core.tree import Bank
@@ -115,6 +116,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
           Auerbach, Randy P. and Brent, David and Salakhutdinov, Ruslan and
           Morency, Louis-Philippe},
   journal={arXiv:2001.01523}, year={2020}}"""
+    private = Declaration()
 
     def _parts(self, model: FlatModel) -> Parts:
         layers = self.global_layers

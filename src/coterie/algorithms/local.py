@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.client import Client
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.tree import Tree
 
@@ -60,6 +61,7 @@ class Local(Algorithm[tuple[()], tuple[()], tuple[()], Own]):
     keep: Literal["better", "last"] = "better"
 
     paper: ClassVar[str] = "Each client on its own data: the baseline of all five papers"
+    private = Declaration((), "")
 
     @property
     def traits(self) -> Traits:

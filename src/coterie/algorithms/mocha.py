@@ -32,6 +32,7 @@ from torch import Tensor
 from ..core.algorithm import OwnModel, Round, rows
 from ..core.client import Client
 from ..core.mixing import gram, mix
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Count, NotNegative, Positive
 from ..errors import ConfigError
@@ -112,6 +113,7 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
   title={Federated Multi-Task Learning},
   author={Smith, Virginia and Chiang, Chao-Kai and Sanjabi, Maziar and Talwalkar, Ameet},
   booktitle={NeurIPS}, year={2017}}"""
+    private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Columns, Own]:
         """All clients at the common start."""

@@ -38,6 +38,7 @@ from ..core.algorithm import GlobalModel, Round, Traits, check_pull, rows
 from ..core.batches import Batch
 from ..core.client import Client
 from ..core.mixing import mix, shares
+from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
 from ..core.tree import Tree
@@ -146,9 +147,27 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
     server_lr: float
     checkpoint: Checkpoint
 
+    private = Declaration(
+        lambda self, when: (Query(gradients=2 if self.bounded(*when[:2]) else 1),),
+        "the number of samples; of distillation two losses; with checkpoint a validation loss",
+        lambda self: self.exact,
+    )
+
     @abstractmethod
     def phase(self, t: int, horizon: int) -> Phase:
         """The loss that clients minimise in round t."""
+
+    def bounded(self, t: int, horizon: int) -> bool:
+        """Whether a second gradient bounds the steps of round t."""
+        mu, personal = self.phase(t, horizon)
+        return mu < 1.0 and personal == "kd" and self.options.kd_step == "bounded"
+
+    @property
+    def exact(self) -> str:
+        """What clients compute from all their samples without noise."""
+        theirs = self.options.fisher_data != "server_aux"
+        elastic = theirs and any(self._elastic(t, 2) for t in range(2))
+        return "its Fisher diagonal is exact; use fisher_data = 'server_aux'" if elastic else ""
 
     @property
     @abstractmethod

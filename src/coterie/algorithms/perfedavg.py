@@ -31,6 +31,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.batches import Batch
 from ..core.client import Client, descend
+from ..core.privacy import TRAIN, Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import Auto, CountOrZero, NotNegative, Positive
 from ..core.tree import Tree
@@ -73,6 +74,9 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
          Meta-Learning Approach},
   author={Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
   booktitle={NeurIPS}, year={2020}}"""
+    private = Declaration(
+        lambda self, when: (*(TRAIN * 2), *((Query(gradients=2),) if self.form == "hf" else ()))
+    )
 
     def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""

@@ -25,6 +25,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.client import Client
 from ..core.mixing import cosines, last_applied, mix, nobody_yet, noted, shares
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
 from ..core.rows import Rows, updated
@@ -108,6 +109,7 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
   title={Personalized Federated Learning with Inferred Collaboration Graphs},
   author={Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},
   booktitle={ICML}, year={2023}}"""
+    private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Graph, Own]:
         """The common start, without a direction."""

@@ -28,6 +28,7 @@ from torch import Tensor
 from ..core.algorithm import OwnModel, Round, rows
 from ..core.batches import Batch
 from ..core.client import Client
+from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import Auto, Count, Positive
 from ..errors import ConfigError
@@ -82,6 +83,7 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
   title={Personalized Federated Learning with {M}oreau Envelopes},
   author={Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
   booktitle={NeurIPS}, year={2020}}"""
+    private = Declaration(lambda self, when: (Query(gradients=self.inner_steps),))
 
     def check_together(self) -> None:
         """Refuse rates at which w_i or θ_i overshoots the other: ηλ > 1 or aλ ≥ 2."""
@@ -129,11 +131,11 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
         """K steps on ``F_i(θ; ξ) + (λ/2)‖θ − w‖²``."""
         anchor, optimizer = client.trainable(w), client.begin(theta)
 
-        def objective(theta: Tensor, batch: Batch) -> Tensor:
-            return client.loss(theta, batch) + proximal(client.trainable(theta), anchor, self.lam)
+        def near(theta: Tensor) -> Tensor:
+            return proximal(client.trainable(theta), anchor, self.lam)
 
         for _ in range(self.inner_steps):
-            g = client.gradient(theta, batch, objective)
+            g = client.gradient(theta, batch, penalty=near)
             theta, optimizer = client.step(theta, g, optimizer, batch)
         return theta
 

@@ -31,6 +31,7 @@ from torch import Tensor
 from ..core.algorithm import GlobalModel, Round, rows
 from ..core.client import Client
 from ..core.mixing import mean_move, mix, shares
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
 from .fedavg import Weighting
@@ -110,6 +111,7 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
   title={Fair Resource Allocation in Federated Learning},
   author={Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},
   booktitle={ICLR}, year={2020}}"""
+    private = Declaration(leaves="the number of samples and the training loss")
 
     def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""

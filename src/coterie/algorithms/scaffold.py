@@ -25,6 +25,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.batches import Batch
 from ..core.client import Client
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Positive
 from ..core.tree import Tree
@@ -104,6 +105,14 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
   author={Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and
           Stich, Sebastian and Suresh, Ananda Theertha},
   booktitle={ICML}, year={2020}}"""
+    private = Declaration(
+        leaves="nothing else",
+        refused=lambda self: (
+            "control = 'full_gradient' sends an exact gradient"
+            if self.control == "full_gradient"
+            else ""
+        ),
+    )
 
     def init(self, problem: Problem) -> tuple[Shared, Kept]:
         """The common start and zero controls."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from ..core.algorithm import GlobalModel, Round, rows
 from ..core.client import Client
 from ..core.mixing import mix, shares
+from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Number, Positive
 from .fedavg import Weighting
@@ -69,6 +70,7 @@ class TERM(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
   title={Tilted Empirical Risk Minimization},
   author={Li, Tian and Beirami, Ahmad and Sanjabi, Maziar and Smith, Virginia},
   booktitle={ICLR}, year={2021}}"""
+    private = Declaration(leaves="the number of samples and the training loss")
 
     def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""

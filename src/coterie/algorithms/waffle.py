@@ -37,6 +37,7 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
 from ..core.mixing import mix
+from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import Interval, Number, Positive
 from ..core.tree import Bank, Tree
@@ -150,6 +151,10 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
   title={{WAFFLE}: Weighted Averaging for Personalized Federated Learning},
   author={Beaussart, Martin and Grimberg, Felix and Hartley, Mary-Anne and Jaggi, Martin},
   journal={arXiv:2110.06978}, year={2021}}"""
+    private = Declaration(
+        lambda self, when: (Query(times=len(requesting(self.requesters, when.population))),),
+        "whether an update was finite",
+    )
 
     @property
     def traits(self) -> Traits:

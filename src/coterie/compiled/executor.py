@@ -29,8 +29,7 @@ import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.calls import COMPILED, REPLAYED, WRITTEN, Destination, Form
-from ..core.client import Clock
+from ..core.calls import COMPILED, REPLAYED, WRITTEN, Clock, Destination, Form
 from ..core.tree import Tree, unflatten
 from ..errors import EngineError, MismatchError, SlowerError, TraceError
 from .kernels import ManyClients, native

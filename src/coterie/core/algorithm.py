@@ -23,9 +23,11 @@ from torch import Tensor
 from ..errors import ConfigError
 from . import random
 from .batches import Shape, View
-from .client import Client, Clock
+from .calls import Clock
+from .client import Client
 from .fields import Checked
 from .optim import Recipe
+from .privacy import Declaration
 from .problem import Problem
 from .tree import Tree, row
 
@@ -183,6 +185,7 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     title: ClassVar[str] = ""  # the paper's spelling of the name, where the class name differs
     paper: ClassVar[str] = ""
     bibtex: ClassVar[str] = ""
+    private: ClassVar[Declaration | None] = None  # what [privacy] must know; None: it is refused
 
     @property
     def traits(self) -> Traits:

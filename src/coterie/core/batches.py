@@ -14,6 +14,7 @@ from torch import Tensor
 
 from . import random
 from .optim import Recipe
+from .privacy import Mechanism, room
 from .problem import Problem
 from .shards import Shards, Split
 
@@ -90,6 +91,7 @@ class Batches:
     view: View
     shape: Shape
     recipe: Recipe
+    mechanism: Mechanism | None = None  # draws Poisson samples
 
     @property
     def size(self) -> Tensor:
@@ -122,6 +124,8 @@ class Batches:
         """The size of every minibatch of the round, padding included."""
         width, batch, least = self.width, self.recipe.batch, self.problem.least
         count = self.recipe.count(width, least)
+        if self.mechanism is not None:
+            return [room(batch)] * count
         if not self.shape.even["train"]:
             return [min(batch, width)] * count
         an_epoch = max(1, self.recipe.batches(width, least))
@@ -129,12 +133,23 @@ class Batches:
 
     def prepare(self) -> None:
         """Compute the cached values that every step reads: a traced step must not fill a cache."""
-        self.orders  # noqa: B018
+        if self.mechanism is None:
+            self.orders  # noqa: B018
+        else:
+            count = self.recipe.count(self.width, self.problem.least)
+            self.mechanism.prepare(self._drawn_for, count, self.problem.model.parameters)
         if self.recipe.class_weights != "none":
             self.class_weights  # noqa: B018
 
+    @property
+    def _drawn_for(self) -> tuple[Tensor, Tensor, int]:
+        return self.view.stream, self.size, self.recipe.batch
+
     def batch(self, number: int | Tensor, size: int | None = None) -> Batch:
         """Minibatch ``number`` of this round; ``size`` is needed where ``number`` is a tensor."""
+        if self.mechanism is not None:
+            place = self.mechanism.places(self._drawn_for, number)
+            return self._gather("train", place, place < self.size, number)
         if size is None:
             size = self.sizes()[int(number)]
         within = torch.arange(size, device=self.size.device)
@@ -192,8 +207,10 @@ class Batches:
     def _gather(
         self, name: SplitName, place: Tensor, inside: Tensor, step: int | Tensor | None
     ) -> Batch:
+        place = place if self.mechanism is None else place.clamp(max=self.width - 1)
         index = self._split(name).samples[place]
-        mask = None if self.shape.even[name] else inside.to(self.problem.dtype)
+        sure = self.shape.even[name] and (self.mechanism is None or step is None)
+        mask = None if sure else inside.to(self.problem.dtype)
         change = None
         if step is not None and self.recipe.augment == "crop_flip":
 

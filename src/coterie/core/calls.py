@@ -41,6 +41,29 @@ class Form:
         self.seconds += time.perf_counter() - began
 
 
+class Clock:
+    """The number of the round; ``asked`` records whether it was read, because a trace fixes it.
+
+    A method that reads it may be traced only if ``Algorithm.trace_key`` declares what it reads.
+    """
+
+    def __init__(self, index: int, horizon: int) -> None:
+        self._index, self._horizon = index, horizon
+        self.asked = False
+
+    @property
+    def index(self) -> int:
+        """The number of the round, from 0."""
+        self.asked = True
+        return self._index
+
+    @property
+    def horizon(self) -> int:
+        """Rounds of the whole run."""
+        self.asked = True
+        return self._horizon
+
+
 Carry = TypeVar("Carry")
 Step = Callable[[Any, Any, Carry], Carry]  # (number, kind, carry) -> carry
 

@@ -5,7 +5,6 @@ clients at once, which is why sizes are tensors; no method sees that.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -14,35 +13,14 @@ from torch.func import grad, vmap
 
 from . import calls, random, tree
 from .batches import EVALUATION_BLOCK, Batch, Batches, Loss, Shape, SplitName, View, drawn
+from .calls import Clock
 from .losses import losses_of, of_mixture, refuse_own
 from .optim import OptimizerStates, Recipe, Statistics, shortened
+from .privacy import Mechanism, Penalty, mechanism_of
 from .problem import Problem
 from .shards import Shards, Split
 
 Carry = TypeVar("Carry")
-
-
-class Clock:
-    """The number of the round; ``asked`` records whether it was read, because a trace fixes it.
-
-    A method that reads it may be traced only if ``Algorithm.trace_key`` declares what it reads.
-    """
-
-    def __init__(self, index: int, horizon: int) -> None:
-        self._index, self._horizon = index, horizon
-        self.asked = False
-
-    @property
-    def index(self) -> int:
-        """The number of the round, from 0."""
-        self.asked = True
-        return self._index
-
-    @property
-    def horizon(self) -> int:
-        """Rounds of the whole run."""
-        self.asked = True
-        return self._horizon
 
 
 class Client:
@@ -63,11 +41,12 @@ class Client:
         recipe: Recipe | None = None,
         statistics: Statistics | None = None,
         optimizers: OptimizerStates | None = None,
+        mechanism: Mechanism | None = None,
     ) -> None:
         self._problem, self._shards, self._clock = problem, shards, clock
-        self._view, self._shape = view, shape
+        self._view, self._shape, self._mechanism = view, shape, mechanism
         self.recipe = recipe or problem.recipe
-        self._batches = Batches(problem, shards, view, shape, self.recipe)
+        self._batches = Batches(problem, shards, view, shape, self.recipe, mechanism)
         self.model, self._optimizer = problem.model, self.recipe.rule()
         self.id, self.size, self.lr = view.id, view.train.size, view.lr
         self.population = problem.population
@@ -103,7 +82,7 @@ class Client:
         if lr is not None:
             view = view._replace(lr=torch.zeros_like(view.lr) + lr)
         if epochs is not None:
-            recipe = replace(recipe, epochs=epochs, steps=None)
+            recipe = recipe.passing(epochs)
         mine = Statistics(self._statistics.buffers, fixed=True) if still else self._statistics
         tuned = self._changed(view, self._shape, recipe, mine, self._optimizers)
         if batches is not None:
@@ -122,11 +101,7 @@ class Client:
 
     def _half(self, first: int, name: str) -> "Client":
         """A copy with every second training sample from ``first`` on."""
-        least, recipe, split = self._problem.least, self.recipe, self._view.train
-        if recipe.batch >= 2 * least:
-            recipe = replace(recipe, batch=recipe.batch // 2)
-        else:
-            recipe = replace(recipe, epochs=2 * recipe.epochs)
+        recipe, split = self.recipe.halved(self._problem.least), self._view.train
         kept = split.samples[..., first::2] if self._batches.width > 1 else split.samples
         view = self._view._replace(
             stream=random.bits(self._view.stream, name),
@@ -147,6 +122,12 @@ class Client:
         """A copy of the client whose training begins with these states and hands them back."""
         return self._changed(self._view, self._shape, self.recipe, self._statistics, optimizers)
 
+    def private(self, *asked: tree.Tree) -> "Client":
+        """A copy of the client whose gradients are private; ``asked`` is all that it was sent."""
+        parts = self._problem, self._shards, self._view, self._shape, self._clock, self.recipe
+        mechanism = mechanism_of(self._problem, *asked)
+        return Client(*parts, self._statistics, self._optimizers, mechanism)
+
     def _changed(
         self,
         view: View,
@@ -155,8 +136,8 @@ class Client:
         statistics: Statistics,
         optimizers: OptimizerStates | None,
     ) -> "Client":
-        problem, shards, clock = self._problem, self._shards, self._clock
-        return Client(problem, shards, view, shape, clock, recipe, statistics, optimizers)
+        parts = self._problem, self._shards, view, shape, self._clock, recipe, statistics
+        return Client(*parts, optimizers, self._mechanism)
 
     @property
     def own(self) -> Tensor:
@@ -198,6 +179,12 @@ class Client:
         stream = self._stream(batch) if batch.training else None
         whole, training = self._whole(w), batch.training
         return self.model.entering(layer, whole, batch.x, training=training, stream=stream)
+
+    def tapped(
+        self, w: Tensor, batch: Batch, added: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The outputs for a minibatch where ``added`` is added to layers' outputs; their inputs."""
+        return self.model.tapped(w, batch.x, added, self._stream(batch))
 
     def _whole(self, w: Tensor) -> Tensor:
         """The model with its buffers, which may be kept apart."""
@@ -270,16 +257,32 @@ class Client:
             total, count = total + weight.where(~right, 0.0).sum(), count + weight.sum()
         return total / count.clamp(min=1)
 
-    def gradient(self, w: Tensor, on: Batch | SplitName, loss: Loss | None = None) -> Tensor:
-        """The gradient of the mean loss, or of another function ``loss(w, batch)``."""
-        of, mine = loss or self.loss, self._statistics
+    def gradient(
+        self,
+        w: Tensor,
+        on: Batch | SplitName,
+        loss: Loss | None = None,
+        penalty: Penalty | None = None,
+    ) -> Tensor:
+        """The gradient of the mean loss, or of another function ``loss(w, batch)``.
+
+        ``penalty(w)`` is added and must not depend on data; with privacy it is added last.
+        """
+        if self._mechanism is not None:
+            return self._mechanism.gradient(self, w, on, self._view.stream, loss, penalty)
+        base, mine = loss or self.loss, self._statistics
+
+        def of(w: Tensor, on: Batch | SplitName) -> Tensor:
+            value = base(w, on)  # type: ignore[arg-type]
+            return value if penalty is None else value + penalty(w)
+
         if not self.model.scales:
-            return grad(of)(w, on)  # type: ignore[arg-type, no-any-return]
+            return grad(of)(w, on)  # type: ignore[no-any-return]
         before, count = mine.buffers, self.model.scales
 
         def both(w: Tensor, scales: Tensor) -> Tensor:
             mine.buffers = torch.cat([scales, before[count:]])
-            return of(w, on)  # type: ignore[arg-type]
+            return of(w, on)
 
         try:
             g, mine.slope = grad(both, argnums=(0, 1))(w, before[:count])
@@ -296,6 +299,8 @@ class Client:
         rounds keeps the mean of theirs (:class:`~coterie.core.optim.OptimizerStates`).
         """
         count, kept = len(rows[0]), self._optimizers
+        if self._mechanism is not None:
+            f, rows = self._mechanism.beside(f, rows)
         if count == 1:
             return tree.map_leaves(lambda leaf: leaf.unsqueeze(0), f(*(part[0] for part in rows)))
         before, self._statistics.crowded = self._statistics.crowded, True
@@ -338,12 +343,16 @@ class Client:
         Under vmap, a client with fewer minibatches than others keeps its carry after its last one.
         """
         steps, mine, even = self.steps, self._statistics, self._shape.even["train"]
+        if self._mechanism is not None:
+            self._mechanism.scan += 1
         self._batches.prepare()
 
         def one(
             number: int | Tensor, size: int, held: tuple[Carry, tree.Tree]
         ) -> tuple[Carry, tree.Tree]:
             old, mine.carried = held
+            if self._mechanism is not None:
+                self._mechanism.call = 0
             new = step(old, self.batch(number, size))
             if even:
                 return new, mine.carried
@@ -360,7 +369,7 @@ class Client:
         w: Tensor,
         *,
         loss: Loss | None = None,
-        penalty: Callable[[Tensor], Tensor] | None = None,
+        penalty: Penalty | None = None,
         only: Tensor | None = None,
     ) -> Tensor:
         """This round's local training from ``w``: one optimiser step per minibatch.
@@ -368,15 +377,10 @@ class Client:
         ``loss`` replaces the mean loss of a batch; ``penalty(w)`` is added to the loss. Entries
         where the mask ``only`` is false do not change, not by momentum or weight decay either.
         """
-        base = loss or self.loss
-
-        def objective(w: Tensor, batch: Batch) -> Tensor:
-            value = base(w, batch)
-            return value if penalty is None else value + penalty(w)
 
         def step(carry: tuple[Tensor, tree.Tree], batch: Batch) -> tuple[Tensor, tree.Tree]:
             w, state = carry
-            new, state = self.step(w, self.gradient(w, batch, objective), state, batch)
+            new, state = self.step(w, self.gradient(w, batch, loss, penalty), state, batch)
             return (new if only is None else torch.where(only, new, w)), state
 
         w, state = self.scan(step, (w, self.begin(w)))
@@ -436,13 +440,9 @@ class Client:
         return drawn(self._view.stream, purpose, shape, at)
 
     def noise(self, purpose: str, shape: tuple[int, ...] = (), at: int | Tensor = 0) -> Tensor:
-        """Standard normal draws, derived as :meth:`draw` is, and from a site's own secret."""
-        count, stream = torch.Size(shape).numel(), self._view.stream
-        if self._problem.secret is not None:
-            drawn = random.secret_normal(self._problem.secret, count, int(stream), purpose, int(at))
-            return drawn.to(self.size.device).view(shape)
-        places = torch.arange(count, device=self.size.device)
-        return random.normal(stream, purpose, at, places).view(shape)
+        """Standard normal draws, derived as :meth:`draw` is; they hide nothing."""
+        places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
+        return random.normal(self._view.stream, purpose, at, places).view(shape)
 
 
 def descend(client: Client, w: Tensor, g: Tensor, rate: Tensor | float) -> Tensor:

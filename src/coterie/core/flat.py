@@ -17,8 +17,10 @@ INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 NORMS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.GroupNorm, nn.LayerNorm)
 
 
-# The inputs of layers that :meth:`FlatModel.entering` asks for, during its pass.
+# The inputs of layers that :meth:`FlatModel.entering` asks for, during its pass, and what
+# :meth:`FlatModel.tapped` adds to outputs.
 _INPUTS: ContextVar[dict[nn.Module, Tensor] | None] = ContextVar("inputs", default=None)
+_ADDED: ContextVar[dict[nn.Module, Tensor] | None] = ContextVar("added", default=None)
 
 
 class Slot(NamedTuple):
@@ -97,6 +99,9 @@ class FlatModel:
         self._training = copy.deepcopy(module).train()
         self._masks = _masked(self._training, dropout)
         self.random = any(mask.rate > 0 for mask in self._masks)
+        self.recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+        self.tied = any(len(self._names[name]) > 1 for name, _ in trainable)
+        self.taps: dict[str, torch.Size] | None = None  # per_sample.find_taps, with privacy
 
     def __call__(
         self, w: Tensor, x: Tensor, *, training: bool = False, stream: Tensor | None = None
@@ -126,6 +131,49 @@ class FlatModel:
             return output, (_INPUTS.get() or {})[within]
         finally:
             _INPUTS.reset(before)
+
+    def tapped(
+        self, w: Tensor, x: Tensor, added: dict[str, Tensor], stream: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A training pass in which ``added`` is added to outputs of layers; also their inputs."""
+        parts = {name: self._training.get_submodule(name) for name in added}
+        for part in parts.values():
+            if _add not in part._forward_hooks.values():
+                part.register_forward_pre_hook(_note)
+                part.register_forward_hook(_add)
+        before = _INPUTS.set({}), _ADDED.set({parts[name]: added[name] for name in added})
+        try:
+            output = self(w, x, training=True, stream=stream)
+            seen = _INPUTS.get() or {}
+            return output, {name: seen[part] for name, part in parts.items()}
+        finally:
+            _INPUTS.reset(before[0])
+            _ADDED.reset(before[1])
+
+    def layer(self, name: str) -> nn.Module:
+        """A layer by its name."""
+        return self.module.get_submodule(name)
+
+    def owners(self) -> list[str]:
+        """The names of the layers that own the trainable parameters."""
+        return list(dict.fromkeys(s.name.rpartition(".")[0] for s in self._trained))
+
+    @property
+    def _trained(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.name not in self._buffers]
+
+    def own(self, w: Tensor) -> dict[str, dict[str, Tensor]]:
+        """Every layer's own parameters in a vector, by the layer's name and theirs."""
+        named, found = self._named(w), dict[str, dict[str, Tensor]]()
+        for slot in self._trained:
+            layer, _, parameter = slot.name.rpartition(".")
+            found.setdefault(layer, {})[parameter] = named[slot.name]
+        return found
+
+    def gathered(self, own: dict[str, dict[str, Tensor]]) -> Tensor:
+        """The vector of what :meth:`own` gives."""
+        names = (slot.name.rpartition(".") for slot in self._trained)
+        return torch.cat([own[layer][parameter].reshape(-1) for layer, _, parameter in names])
 
     def refreshed(self, w: Tensor, x: Tensor, stream: Tensor | None = None) -> Tensor:
         """``w`` with its buffers as updated by a training pass over ``x``."""
@@ -222,6 +270,12 @@ def _note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     seen = _INPUTS.get()
     if seen is not None:
         seen[module] = inputs[0]
+
+
+def _add(module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """A hook that adds to a layer's output what :meth:`FlatModel.tapped` asks for."""
+    added = (_ADDED.get() or {}).get(module)
+    return output if added is None else output + added
 
 
 def _parameters_of_norms(module: nn.Module) -> set[str]:

@@ -1,8 +1,7 @@
 """Optimisers as pure functions on one flat vector, the recipe, and what training carries over."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -77,35 +76,11 @@ def adam(
     return Optimizer(init, step)
 
 
-# ---- vectors of a bounded norm, and noise on those that are shown to a peer ---------------------
-
-
-def clipped(vectors: Tensor, bound: Tensor | float) -> Tensor:
-    """Clip each row to an L2 norm of at most ``bound``.
-
-    >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000]])
-    """
-    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors * (bound / length.clamp(min=1e-30)).clamp(max=1)
-
-
-def noised(vectors: Tensor, clip: float, noise: float, draws: Tensor) -> Tensor:
-    """Clip each row to the norm ``clip`` and add ``noise * clip`` times the normal ``draws``."""
-    return clipped(vectors, clip) + noise * clip * draws
-
-
-def honest_length(clip: float, noise: float, width: int) -> float:
-    """The norm that a vector of ``width`` entries made by :func:`noised` hardly exceeds."""
-    return clip * (1 + noise * math.sqrt(width))
+# ---- vectors of a bounded norm ------------------------------------------------------------------
 
 
 def shortened(g: Tensor, longest: float) -> Tensor:
-    """Clip a gradient to the L2 norm ``longest``; 0 clips nothing.
-
-    :func:`clipped` rounds otherwise: it would change digests of runs with ``train.clip``.
-    """
+    """Clip a gradient to the L2 norm ``longest``; 0 clips nothing."""
     if not longest:
         return g
     length: Tensor = torch.linalg.vector_norm(g)
@@ -171,6 +146,16 @@ class Recipe:
     def continues(self) -> bool:
         """Whether the optimiser has a state that lives on between rounds."""
         return self.optimizer_state == "kept" and (self.optimizer != "sgd" or self.momentum > 0)
+
+    def passing(self, epochs: int) -> "Recipe":
+        """The recipe with so many passes over the data."""
+        return replace(self, epochs=epochs, steps=None)
+
+    def halved(self, least: int = 1) -> "Recipe":
+        """The recipe that takes about as many steps on half of the samples."""
+        if self.batch >= 2 * least:
+            return replace(self, batch=self.batch // 2)
+        return replace(self, epochs=2 * self.epochs)
 
     def rule(self) -> Optimizer:
         """The optimiser as pure functions."""

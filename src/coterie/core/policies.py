@@ -23,6 +23,8 @@ from .algorithm import (
 from .client import Client
 from .mixing import mix, shares
 from .optim import OptimizerStates, Statistics
+from .per_sample import find_taps
+from .privacy import Declaration
 from .problem import Problem
 from .tree import Tree, map_leaves, stack
 
@@ -279,11 +281,71 @@ def continued(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
     return KeptOptimizers(algorithm)
 
 
-def governed(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
-    """Wrap the method for ``train.buffers`` and ``train.optimizer_state``.
+# ---- gradients that are private (``[privacy]``) -------------------------------------------------
 
-    A method that needs neither, or that is wrapped already, is returned unchanged.
+
+@dataclass(frozen=True)
+class Private(Wrapper[Any, Any, Any, Any]):
+    """Wraps a method so that every gradient of a round is private (module ``core.privacy``).
+
+    A predictor that trains, as an adaptation does, is exact: it stays with its client.
     """
-    if isinstance(algorithm, Apart | KeptOptimizers):
+
+    def local(self, client: Client, received: Any, state: Any) -> tuple[Any, Any]:
+        """As the method, with private gradients."""
+        return self.algorithm.local(client.private(received, state), received, state)
+
+
+def declared(algorithm: AnyAlgorithm) -> tuple[AnyAlgorithm, Declaration]:
+    """A method without its wrappers, and what it declares; ConfigError if it declares nothing."""
+    while isinstance(algorithm, Wrapper):
+        algorithm = algorithm.algorithm
+    if algorithm.private is None:
+        raise ConfigError(
+            f"privacy: {type(algorithm).__name__} does not declare which gradients it takes in a "
+            "round, so that no ε could be told; expected 'private = Declaration(...)' in the class "
+            "(docs/privacy.md): add it, or leave [privacy] out"
+        )
+    return algorithm, algorithm.private
+
+
+def is_private(algorithm: AnyAlgorithm) -> bool:
+    """Whether the method's gradients are private."""
+    while isinstance(algorithm, Wrapper) and not isinstance(algorithm, Private):
+        algorithm = algorithm.algorithm
+    return isinstance(algorithm, Private)
+
+
+def privately(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
+    """Wrap the method for ``[privacy]``; what would leave a client uncovered is refused.
+
+    Local stays as it is: nothing of it leaves a client.
+    """
+    if problem.privacy is None or algorithm.traits.alone or is_private(algorithm):
         return algorithm
-    return continued(apart(algorithm, problem), problem)
+    method, found = declared(algorithm)
+    recipe, model = problem.recipe, problem.model
+    if problem.privacy.noise is None:
+        raise ConfigError("privacy.noise: found none; expected one that every client can check")
+    why = found.refusal(method)
+    if algorithm.traits.uses_validation and not all(problem.counts.validated):
+        why = "clients without validation data would choose by training data, without noise"
+    if recipe.class_weights != "none":
+        why = "train.class_weights tells how many samples of each class a client has; use 'none'"
+    if model.whole != model.parameters:
+        why = "the network keeps statistics of samples without noise; use norm = 'group', no fedbn"
+    if why:
+        raise ConfigError(f"privacy: {type(method).__name__} cannot be made private: {why}")
+    if model.taps is None and problem.loss is None:  # a loss of one's own may couple samples
+        model.taps = find_taps(model, problem.blank(1))
+    return Private(algorithm)
+
+
+def governed(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
+    """Wrap the method for ``[privacy]``, ``train.buffers`` and ``train.optimizer_state``.
+
+    A method that needs none, or that is wrapped already, is returned unchanged.
+    """
+    if isinstance(algorithm, Apart | KeptOptimizers | Private):
+        return algorithm
+    return continued(apart(privately(algorithm, problem), problem), problem)

@@ -17,6 +17,7 @@ from . import random
 from .flat import FlatModel, build
 from .losses import Losses
 from .optim import Recipe
+from .privacy import Privacy
 from .shards import Shards
 
 Factory = Callable[[], nn.Module]
@@ -57,6 +58,7 @@ class Problem:
         loss: the loss of each sample ``[B]`` from a model's outputs and the targets; None is
             cross-entropy, or half the squared error.
         secret: a site's own bytes, which its noise is derived from; None in a simulation.
+        privacy: what keeps the clients' gradients private; None where nothing does.
     """
 
     clients: tuple[str, ...]
@@ -74,6 +76,7 @@ class Problem:
     pool: SharedPool | None = None
     loss: Losses | None = None
     secret: bytes | None = None
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         self._check_recipe()

@@ -80,18 +80,28 @@ def uniform(*words: Word) -> Tensor:
 def normal(*words: Word) -> Tensor:
     """Standard normal, float64, by inversion (one hash per draw)."""
     centred = 2.0 * (uniform(*words) + 2.0**-54) - 1.0
-    return torch.erfinv(centred) * math.sqrt(2.0)
+    return torch.erfinv(centred.clamp(max=1 - 2.0**-53)) * math.sqrt(2.0)  # 1 has no finite one
+
+
+# ---- draws from a secret -------------------------------------------------------------------------
+
+# All draws above are no cipher: who sees some of them finds the seed. These are AES-256 in counter
+# mode, with a key of their own for each list of words; they are for sites, and are never traced.
+
+
+def secret_uniform(secret: bytes, count: int, *words: int | str) -> Tensor:
+    """Uniform draws ``[count]`` on (0, 1), float64, that nobody computes without the secret."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # slow to import
+
+    key = hashlib.blake2b(repr(words).encode(), key=secret, digest_size=32).digest()
+    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(8 * count))
+    drawn = torch.from_numpy((np.frombuffer(stream, "<u8") >> 12).astype(np.float64))
+    return (drawn + 0.5) * 2.0**-52  # exact: never 0 and never 1
 
 
 def secret_normal(secret: bytes, count: int, *words: int | str) -> Tensor:
-    """Standard normal draws ``[count]``, float64, that nobody computes without the secret.
-
-    The other draws of this module are no cipher: who sees some of them finds the seed.
-    """
-    stream = hashlib.shake_256(secret + repr(words).encode()).digest(8 * count)
-    uniform = (np.frombuffer(stream, "<u8") >> 11) * 2.0**-53
-    centred = 2.0 * (torch.from_numpy(uniform) + 2.0**-54) - 1.0
-    return torch.erfinv(centred) * math.sqrt(2.0)
+    """Standard normal draws ``[count]``, float64, that nobody computes without the secret."""
+    return torch.erfinv(2.0 * secret_uniform(secret, count, *words) - 1.0) * math.sqrt(2.0)
 
 
 def permutation(count: int, *words: Word) -> Tensor:

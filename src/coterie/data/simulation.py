@@ -11,6 +11,7 @@ from ..core import random
 from ..core.algorithm import Sharing
 from ..core.losses import Losses
 from ..core.optim import Recipe
+from ..core.privacy import Privacy
 from ..core.problem import Counts, Problem, SharedPool
 from ..core.shards import Ragged, Scaling, Shards
 from .federation import Federation, Indices
@@ -45,6 +46,7 @@ def simulate(
     merge_val: bool = False,
     sharing: Sharing | None = None,
     shares: bool = False,
+    privacy: Privacy | None = None,
     loss: Losses | None = None,
 ) -> Simulation:
     """Make the problem and the shards of a federation.
@@ -58,8 +60,7 @@ def simulate(
     pool = None if sharing is None else form_pool(federation, sharing, seed)
     train = federation.train if pool is None else pool.train
     if merge_val:
-        own = federation.own_val
-        train = tuple(torch.cat([a, b]) for a, b in zip(train, own, strict=True))
+        train = tuple(map(torch.cat, zip(train, federation.own_val, strict=True)))
     lent = tuple(b if len(b) else a for a, b in zip(train, federation.val, strict=True))
     store = _Samples(federation, torch.device(device), dtype)
     pooled = None if pool is None else store.as_read(pool.samples, pool.owner)
@@ -93,6 +94,7 @@ def simulate(
         pool=None
         if pool is None or pooled is None
         else SharedPool(pool.owner.to(store.device), shards.x[pooled], shards.y[pooled]),
+        privacy=privacy,
     )
     return Simulation(problem, shards, federation)
 

@@ -18,7 +18,7 @@ from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
 from ..core.answers import Answers, Outcomes
 from ..core.messages import Rejection, difference, layout
-from ..core.policies import governed
+from ..core.policies import Private, governed, privately
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Bank, Parcels, Tree
@@ -94,6 +94,7 @@ class Mine(NamedTuple):
 
 def serverless(method: AnyAlgorithm) -> Serverless:
     """The method, if it can be run among peers; a ConfigError otherwise."""
+    method = method.algorithm if isinstance(method, Private) else method
     if not isinstance(method, Serverless) or not method.serverless:
         raise ConfigError(
             f"algorithm: {type(method).__name__} as configured needs a server that computes for "
@@ -114,7 +115,7 @@ class OwnPart:
     guard: Guard
 
     def __post_init__(self) -> None:
-        method = self._method
+        serverless(self.algorithm)
         if governed(self.algorithm, self.problem).optimizers(self.problem) and (
             self.problem.recipe.continues
         ):
@@ -126,10 +127,10 @@ class OwnPart:
             raise ConfigError(
                 "data.aux: found samples of a server, but peers have no server; use data.aux = 0"
             )
-        if method.predictable_noise and self.problem.secret is None:
+        if self.problem.privacy is not None and self.problem.secret is None:
             raise ConfigError(
-                "federico.noise: it is derived from the seed, which all peers know, so that they "
-                "could subtract it; use noise = 0, or a problem with the site's own secret"
+                "privacy: noise would be derived from the seed, which all peers know, so that they "
+                "could subtract it; use no [privacy], or a problem with the site's own secret"
             )
 
     @property
@@ -160,7 +161,8 @@ class OwnPart:
         """Weigh and train the own model and those that arrived; the others are empty slots."""
         received = self._sight(mine, owners, models)
         states = _stacked(mine.tracked)
-        found = self._backend.local(self.algorithm, received, states, self._only_me(round))
+        method = privately(self.algorithm, self.problem)
+        found = self._backend.local(method, received, states, self._only_me(round))
         reply, tracked = tree.row(found, 0)
         return reply, tracked
 
@@ -207,7 +209,6 @@ class OwnPart:
             torch.zeros(len(senders), dtype=torch.int64),
             torch.stack(vectors) if vectors else like.new_zeros(0, len(like)),
             torch.stack(weights) if weights else like.new_zeros(0, dtype=torch.float64),
-            torch.tensor([sender != self.me for sender in senders], dtype=torch.bool),
         )
 
     def _screened(

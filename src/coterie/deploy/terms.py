@@ -211,6 +211,7 @@ def problem_of(
         dtype=torch.float64 if config.train.precision == "float64" else torch.float32,
         secret=secret,
         pool=pool,
+        privacy=config.agreed_privacy,
     )
 
 

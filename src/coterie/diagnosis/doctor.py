@@ -15,7 +15,7 @@ from ..commands.live import duration
 from ..core import tree
 from ..core.algorithm import round_of
 from ..core.inference import smallest_gain
-from ..core.policies import governed
+from ..core.policies import declared, governed
 from ..data.federation import Federation
 from ..data.simulation import Simulation
 from ..engines import auto, process
@@ -121,7 +121,8 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
         *repeated_warnings(made, repeated),
         *slow,
     )
-    told = (ANY_METHOD, *map(_leaving, methods))
+    private = config.privacy is not None
+    told = (ANY_METHOD, *(_leaving(method, private) for method in methods))
     return Diagnosis((*facts, *costs), warnings, sites, told, estimate)
 
 
@@ -140,10 +141,14 @@ def _vocabulary(federation: Federation) -> list[tuple[str, str]]:
     ]
 
 
-def _leaving(method: Method) -> tuple[str, str]:
+def _leaving(method: Method, private: bool) -> tuple[str, str]:
     """A method's label, and what leaves a site under it."""
     known = method.label if method.label in EXPOSURES else method.name
-    return method.label, leaves(known, type(method.build()))
+    made = method.build()
+    said = leaves(known, type(made))
+    if private and not made.traits.alone:
+        said += f"; [privacy] does not cover: {declared(made)[1].leaves}"
+    return method.label, said
 
 
 def _commonest(sites: Sequence[SiteRow]) -> list[tuple[str, str]]:

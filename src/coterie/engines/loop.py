@@ -13,8 +13,8 @@ from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Predictor, Round
 from ..core.answers import Answers
 from ..core.batches import shape_of, views
-from ..core.calls import Form
-from ..core.client import Client, Clock
+from ..core.calls import Clock, Form
+from ..core.client import Client
 from ..core.locations import checked_stage
 from ..core.messages import Reply, admit
 from ..core.problem import Problem

@@ -29,8 +29,8 @@ from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Predictor, Round
 from ..core.answers import Answers
 from ..core.batches import View, shape_of, views
-from ..core.calls import WRITTEN, Destination, Form
-from ..core.client import Client, Clock
+from ..core.calls import WRITTEN, Clock, Destination, Form
+from ..core.client import Client
 from ..core.locations import checked_stage
 from ..core.problem import Problem
 from ..core.shards import Shards

@@ -22,7 +22,8 @@ from ..core import random, tree
 from ..core.algorithm import AnyAlgorithm, Mixture, round_of, single
 from ..core.answers import Answers
 from ..core.batches import shape_of, views
-from ..core.client import Client, Clock
+from ..core.calls import Clock
+from ..core.client import Client
 from ..core.flat import FlatModel
 from ..core.imports import Code
 from ..core.metrics import gains, score

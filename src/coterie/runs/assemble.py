@@ -28,6 +28,7 @@ from ..engines import Engine, Length, make_engine
 from ..errors import ConfigError
 from ..networks import registry
 from ..networks.changes import unused_adapter
+from .accounting import solved
 from .config.checks import model_options, own_loss, partition_options
 from .config.schema import Config
 from .plan import Cell
@@ -78,12 +79,14 @@ class Assembly(Setting):
                 merge_val=merge,
                 sharing=sharing,
                 shares=METRICS[self.config.run.metric].by_share,
+                privacy=asked.agreed_privacy,
                 loss=own_loss(train, self.config.code),
             )
         on = self._made[key]
-        if on.problem.recipe == recipe:
-            return on
-        return on._replace(problem=replace(on.problem, recipe=recipe))
+        problem = on.problem
+        if problem.recipe != recipe:
+            problem = replace(problem, recipe=recipe)
+        return on._replace(problem=solved(problem, algorithm, asked.run.rounds))
 
     def identity(self, seed: int) -> Identity:
         """Hashes of the clients' data and of how it is divided."""

@@ -25,6 +25,7 @@ from ..storage import faults, lock
 from ..training.guard import Guard
 from ..training.rounds import Begin, Record, train
 from . import comparison_folder, interrupt, resume, run_folder
+from .accounting import accounted
 from .config.loading import canonical, config_hash
 from .config.schema import Config
 from .environment import environment
@@ -218,6 +219,8 @@ def train_cell(
         swaps, merged = algorithm.traits.models_change_hands, asked.train.merge_val
         log = Log(cell.method.label, cell.seed, asked.run.metric, on.roster, swaps, merged)
         config, where = written(asked, engine.choice), environment(on.problem.device)
+        spends = accounted(on.problem, algorithm)
+        config |= {} if spends is None else {"accounted": spends}
         live = Live(log, engine, asked.run.rounds, config, where)
         begin, recorder = _opened(setting, cell, live, algorithm, on.problem, left)
         faults.at("run.created")

@@ -63,6 +63,18 @@ class Calls(BaseModel):
     calls: list[Call] = []
 
 
+class PrivacySpent(BaseModel):
+    """What a run spent of its clients' privacy."""
+
+    noise: Finite
+    clip: Finite
+    delta: Finite
+    epsilon: dict[str, Number]
+    accountant: StrictStr
+    simulated: StrictBool
+    leaves: StrictStr
+
+
 KINDS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(kind)
     for name, kind in dict[str, Any](
@@ -86,6 +98,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
             "a table of texts": Texts,
             "a table of counts": dict[str, Count],
             "a table with calls": Calls,
+            "a table or null": PrivacySpent | None,
         }
     ).items()
 }

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.locations import located
 from ..core.paired_tests import SiteGain
+from ..core.policies import governed
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
@@ -80,7 +81,7 @@ class Setting(ABC):
                 algorithm, self.config.single(method, self.config.seeds[0])
             ).problem
             with located(algorithm):
-                check_run(algorithm, problem, self.config.run.rounds)
+                check_run(governed(algorithm, problem), problem, self.config.run.rounds)
 
     @abstractmethod
     def close(self) -> None:

@@ -14,7 +14,7 @@ from ..core import metrics
 from ..core.algorithm import Mixture, client_digests, combined_digest
 from ..errors import StoreError
 from ..storage import files
-from . import collaboration, kinds, statistics
+from . import accounting, collaboration, kinds, statistics
 from .alarms import raise_alarms
 from .run import FEDERATED, LOCAL, RAN, Log, Run, dense
 
@@ -116,6 +116,7 @@ def finished(
                 "clients; run both with the same seed and partition"
             )
     summary = summarise(run, predictors.digest, known.get(LOCAL))
+    summary["privacy"] = accounting.told(config, run.lines, run.roster.clients)
     summary["ran"] = _ran_summary(config, environment)
     summary["alarms"] = [alarm._asdict() for alarm in raise_alarms(run, known)]
     return replace(run, summary=files.plain(summary), held=predictors.mixture)
@@ -150,6 +151,7 @@ class SummaryField(NamedTuple):
 
     kind: str  # a key of kinds.KINDS
     meaning: str
+    always: bool = True  # False: summaries of earlier runs may lack it
 
 
 FIELDS: dict[str, SummaryField] = {
@@ -213,6 +215,9 @@ FIELDS: dict[str, SummaryField] = {
     "partition_fingerprint": SummaryField("a text", "which client holds which samples"),
     "alarms": SummaryField("a list of alarms", "what to know before these numbers are believed"),
     "rejected": SummaryField("a table of counts", "uploads that were left out, by reason"),
+    "privacy": SummaryField(
+        "a table or null", "with [privacy]: ε of every client, and what it does not cover", False
+    ),
     "ran": SummaryField("a table with calls", "the engine, and how each kind of call ran"),
 }
 
@@ -226,6 +231,8 @@ def checked(found: Any) -> dict[str, Any]:
         raise ValueError(f"found {kinds.shown(found)}; expected a table")
     for general, field in FIELDS.items():
         name = score_field(general, str(found.get("metric")))
+        if name not in found and not field.always:
+            continue
         if name not in found:
             raise ValueError(f"found no '{name}'; expected {field.kind}")
         kinds.check(name, found[name], field.kind)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, mixture_digest, round_of
 from ..core.batches import shape_of, views
-from ..core.client import Client, Clock
+from ..core.calls import Clock
+from ..core.client import Client
 from ..core.optim import Recipe
 from ..core.rows import RowTable, StateRows, dense
 from ..core.tree import Tree, flatten, row, unflatten

@@ -19,7 +19,8 @@ from ..core.batches import EVALUATION_BLOCK
 from ..core.locations import check_rows, checked_init, checked_matrix, checked_server
 from ..core.messages import Rejection
 from ..core.metrics import mean_known, stalled
-from ..core.policies import governed
+from ..core.policies import declared, governed, is_private
+from ..core.privacy import When
 from ..core.problem import Problem
 from ..core.tree import Bank, Tree
 from ..engines.base import Engine, Evaluation, Predicted
@@ -137,7 +138,7 @@ def train(
             server=server,
             accepted=accepted,
             snapshot=engine.snapshot,
-            observed=algorithm.observed(server),
+            observed={**algorithm.observed(server), **_queried(algorithm, round)},
             outcomes=None if found is None else found.outcomes,
             digests=None if found is None else found.digests,
             federated=federated_accuracy(algorithm, problem, server) if evaluated else None,
@@ -289,6 +290,15 @@ def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) 
         predicted = outputs(problem.model, mixture, held.inputs(block), regression=False)
         right = right + hits(predicted, held.y[block]).sum()
     return 100.0 * int(right) / held.y.numel()
+
+
+def _queried(algorithm: AnyAlgorithm, round: Round) -> dict[str, Any]:
+    """The gradients that every participant took, where they are private."""
+    if not is_private(algorithm):
+        return {}
+    method, found = declared(algorithm)
+    when = When(round.index, round.horizon, round.population)
+    return {"queries": [list(query) for query in found.of(method, when)]}
 
 
 def _validated(found: Evaluation, problem: Problem) -> Evaluation:

@@ -4,15 +4,16 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
 from ..core.inference import MeanGain
 from ..core.metrics import METRICS
 from ..errors import ConfigError, did_you_mean
+from ..runs.kinds import number
 from ..runs.run import LOCAL
 from ..runs.summary import BY_VALIDATION, LAST, score_field
 from . import judgement, words
@@ -254,7 +255,25 @@ def notes(comparison: "Comparison") -> list[str]:
     if lacking and MERGED not in found:
         who = words.listing(list(lacking))
         found.append(f"Best by validation is chosen without {who}: no validation data.")
-    return found
+    spent = {run.method: spent_text(run.summary) for run in comparison.runs}
+    return found + [f"{words.label(method)}: {text}" for method, text in spent.items() if text]
+
+
+def spent_text(summary: Mapping[str, Any]) -> str:
+    """What a run spent of its clients' privacy, and what that does not cover; or nothing."""
+    found = summary.get("privacy")
+    if found is None:
+        return ""
+    most = max(map(number, found["epsilon"].values()))
+    how = "simulated: its noise follows from the seed" if found["simulated"] else "at every site"
+    said = (
+        f"private with ε ≤ {most:.3g}" if math.isfinite(most) else "clipped without noise (ε = ∞)"
+    )
+    return (
+        f"{said} at δ = {found['delta']:g}, {how}; noise {found['noise']:.4g}, clip "
+        f"{found['clip']:g}. Training samples only. Without noise: {found['leaves']}; scores, and "
+        "what stays with a client."
+    )
 
 
 def to_text(shown: Table) -> str:
@@ -351,6 +370,7 @@ def run_facts(result: "Run") -> list[tuple[str, str]]:
         ("seconds", f"{found['seconds']:.1f}"),
         ("digest", str(found["digest"])[:16]),
         ("folder", str(result.path or words.NONE)),
+        *([("privacy", spent_text(found))] if found.get("privacy") else []),
         *(("alarm", alarm["text"]) for alarm in found["alarms"]),
     ]
 

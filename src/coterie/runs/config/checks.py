@@ -55,8 +55,7 @@ def _unknown(path: list[str]) -> ConfigError:
     if len(path) == 1:
         known = did_you_mean(path[0], Config.model_fields)
         return ConfigError(f"{path[0]}: there is no such table; {known}")
-    table = type(getattr(Config(), path[0]))
-    known = did_you_mean(path[-1], table.model_fields)
+    known = did_you_mean(path[-1], Config.table(path[0]).model_fields)
     return ConfigError(f"{'.'.join(path)}: [{path[0]}] has no such field; {known}")
 
 
@@ -208,7 +207,28 @@ def with_methods(config: Config, loose: Fields) -> Config:
     for method in (config.method(), *config.methods()):
         method.build()  # a method may refuse a combination of its fields
     _check_lists(config)
+    _check_privacy(config)
     return config
+
+
+def _check_privacy(config: Config) -> None:
+    """Refuse a [privacy] that says nothing or too much, and what it could not cover."""
+    privacy, run = config.privacy, config.run
+    if privacy is None:
+        return
+    if (privacy.noise is None) == (privacy.epsilon is None):
+        found = "neither" if privacy.noise is None else "both"
+        raise ConfigError(f"privacy: found {found} of noise and epsilon; expected one of them")
+    if run.federation is not None and privacy.noise is None:
+        raise ConfigError(
+            "privacy.epsilon: the sites of a federation agree on a noise, not on an ε; simulate "
+            "the experiment with epsilon, and set the noise that its summary tells"
+        )
+    if run.collect:
+        raise ConfigError(
+            "run.collect: final models may be adapted without noise, and with [privacy] they stay "
+            "at the sites; leave collect out"
+        )
 
 
 def _check_lists(config: Config) -> None:

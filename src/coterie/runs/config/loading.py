@@ -1,9 +1,10 @@
 """Loads a config from TOML or tables, validates it, and gives its canonical form and its hash.
 
-A config has the tables ``[data] [partition] [model] [train] [algorithm] [adapt] [engine] [guard]
-[run]``, all of them optional. In a table with a ``name``, the other fields are those of what is
-named: ``[algorithm] name = "fedfomo"`` takes FedFomo's fields. In a comparison the fields of a
-method are in a table of its own, ``[algorithm.fedfomo]``. Relative paths are relative to the file.
+A config has the tables ``[data] [partition] [model] [train] [algorithm] [adapt] [privacy] [engine]
+[guard] [run]``, all of them optional. In a table with a ``name``, the other fields are those of
+what is named: ``[algorithm] name = "fedfomo"`` takes FedFomo's fields. In a comparison the fields
+of a method are in a table of its own, ``[algorithm.fedfomo]``. Relative paths are relative to the
+file.
 A table ``[tune]`` says what ``coterie tune`` searches; it is no part of the config.
 
 Everything is checked here, before any data is read; the first fault is raised as a ConfigError.
@@ -39,10 +40,11 @@ __all__ = [
 HEART = "heart"  # in place of a file: the config of the dataset of this name
 ALL = "all"  # run.methods = "all" means every method
 MOST_SEEDS = 10_000  # each seed is a run of every method
-WRITTEN = ("format", "resolved", "asked", "hash", "metric")  # what a run adds to its config.json
+# What a run adds to its config.json.
+WRITTEN = ("format", "resolved", "asked", "hash", "metric", "accounted")
 TUNE = "tune"  # a table that only 'coterie tune' reads
 # The tables with a name, whose other fields belong to what is named.
-NAMED = tuple(name for name, table in Config() if "options" in type(table).model_fields)
+NAMED = tuple(name for name, table in Config() if "options" in dict(table or ()))
 
 
 def load(
@@ -185,8 +187,6 @@ def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
                 f"{path}: found the date or time {value}; expected a number, true, false, a list "
                 "or a text in quotes"
             )
-    if "privacy" in merged:
-        raise ConfigError("privacy: this table is reserved and cannot be used yet; leave it out")
     loose = _loose(merged.get("algorithm"))
     return with_methods(with_names(validated(_formed(merged)).with_code(code)), loose)
 

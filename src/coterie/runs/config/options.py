@@ -54,6 +54,12 @@ OPTIONS = {
             str,
             "how each client adapts its finished model ('coterie list adaptations')",
         ),
+        Option(
+            "dp_noise", "privacy.noise", float, "noise multiplier of differential privacy (1.0)"
+        ),
+        Option("dp_clip", "privacy.clip", float, "largest gradient of a sample (1.0)"),
+        Option("dp_delta", "privacy.delta", float, "δ at which ε is told (1e-5)"),
+        Option("dp_epsilon", "privacy.epsilon", float, "in place of the noise: the largest ε"),
         Option("out", "run.out", str, "folder for the results"),
         Option(
             "federation",

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from ...core.imports import Code
 from ...core.metrics import METRICS
 from ...core.optim import Recipe
+from ...core.privacy import Privacy
 from ...core.ranges import Count, CountOrZero, OneOf, ShareAboveZero, ShareBelowOne
 from ...data.partition import Fold
 from ...engines import EngineSettings
@@ -113,6 +114,13 @@ class TrainTable(_Table, Recipe, frozen=True):
         return Recipe(**self.model_dump(include={field.name for field in fields(Recipe)}))
 
 
+class PrivacyTable(_Table, Privacy, frozen=True):
+    """Differential privacy of the clients' training samples: all fields of Privacy.
+
+    One of ``noise`` and ``epsilon`` is needed; without the table nothing is private.
+    """
+
+
 class AlgorithmTable(_Table, frozen=True):
     """The method of a run, and the fields of every method, by the method's name.
 
@@ -172,6 +180,7 @@ class Config(_Table, frozen=True):
     train: TrainTable = TrainTable()
     algorithm: AlgorithmTable = AlgorithmTable()
     adapt: Named = Named(name="none")
+    privacy: PrivacyTable | None = None
     engine: EngineTable = EngineTable()
     guard: GuardTable = GuardTable()
     run: RunTable = RunTable()
@@ -181,6 +190,11 @@ class Config(_Table, frozen=True):
     def code(self) -> Code:
         """The places from which code that the config names may be imported."""
         return self._code
+
+    @classmethod
+    def table(cls, name: str) -> type[BaseModel]:
+        """The class of a table."""
+        return PrivacyTable if name == "privacy" else type(getattr(cls(), name))
 
     def with_code(self, code: Code) -> "Config":
         """The config with permission to import code from these places."""
@@ -192,6 +206,11 @@ class Config(_Table, frozen=True):
     def changes(self) -> Changes:
         """What is changed in the network that ``model.name`` makes."""
         return Changes(self.model.weights, self.train.freeze or (), self.model.lora)
+
+    @property
+    def agreed_privacy(self) -> Privacy | None:
+        """What ``[privacy]`` agrees on; None without it."""
+        return None if self.privacy is None else Privacy(**self.privacy.model_dump())
 
     @property
     def seeds(self) -> tuple[int, ...]:
