@@ -1,9 +1,12 @@
 """Circle: exact groups from noisy moves, FedAvg where all are alike, and nothing from strangers."""
 
+import csv
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import binom, norm
 
 from coterie.algorithms.agreement import circles
 from coterie.algorithms.circle import Circle, Up
@@ -168,6 +171,15 @@ def test_rounds_without_evidence_cost_as_much_as_fedavg():
     usual = count_bytes(FedAvg().download(on.problem.start, whole_round(on, 1)))
     assert count_bytes(method.download(server, whole_round(on, 1))) == usual
     assert count_bytes(method.download(server, whole_round(on, 5))) == 2 * usual
+
+
+def test_in_the_arena_no_more_clients_are_below_their_own_local_than_chance_puts_there():
+    page = Path(__file__).parents[1] / "docs" / "results" / "arena.csv"
+    rows = csv.DictReader(page.read_text("utf-8").splitlines())
+    mine = [row for row in rows if row["method"] == "circle"]
+    clients = sum(int(row["clients"]) for row in mine)
+    beyond = norm.sf(2)  # two standard errors on one side
+    assert sum(int(row["worse"]) for row in mine) <= binom.ppf(0.99, clients, beyond)
 
 
 def test_halves_are_disjoint_and_hold_every_sample():

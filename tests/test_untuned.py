@@ -6,7 +6,7 @@ import pytest
 import coterie
 from coterie.runs import collaboration
 
-FINDERS = ("fedfomo", "fedamp", "heurfedamp", "federico", "cfl", "ifca")
+FINDERS = ("fedfomo", "fedamp", "heurfedamp", "federico", "cfl", "ifca", "circle")
 SITES, GROUPS = 12, 3
 
 

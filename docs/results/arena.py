@@ -92,7 +92,7 @@ def _settings(scores: Scores, methods: list[str]) -> None:
     for column, of in scores.items():
         known = {m: of[m] for m in methods if m in of}
         best = max((m for m in known if m != CIRCLE), key=lambda m: known[m])
-        shown = [f"{known.get(m, np.nan):.1f}" for m in ("fedavg", LOCAL)]
+        shown = [f"{known[m]:.1f}" if m in known else "–" for m in ("fedavg", LOCAL)]
         loss = known[best] - known[CIRCLE]
         seen = "yes" if column in LOOKED else "no"
         cells = [seen, f"{known[CIRCLE]:.1f}", f"{label(best)} {known[best]:.1f}", *shown]

@@ -222,7 +222,8 @@ EXPOSURES: dict[str, Exposure] = {
     "circle": Exposure(
         "its model, the mean of its changes of the common model, two numbers about their noise, "
         "its sample count",
-        "its circle's model, and everybody's average",
+        "its circle's model, and everybody's average; in a circle of two the other's model can be "
+        "computed",
         "its shares of the two models it predicts with",
         "the server compares and divides sites",
     ),
