@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.stats import binom, norm
 
+from coterie.algorithms import agreement
 from coterie.algorithms.agreement import circles
 from coterie.algorithms.circle import Circle, Up
 from coterie.algorithms.fedavg import FedAvg
@@ -87,6 +88,13 @@ def test_separated_groups_are_found_exactly_in_any_order():
     order = torch.randperm(len(D), generator=torch.Generator().manual_seed(1))
     found = circles(D[order] @ D[order].T, v[order])
     assert torch.equal(found, same(groups)[order][:, order])
+
+
+def test_many_clients_are_merged_in_blocks_first(monkeypatch):
+    groups = tuple(i % 4 for i in range(23))
+    D, v = moves(groups, noise=0.7)
+    monkeypatch.setattr(agreement, "BLOCK", 5)
+    assert torch.equal(circles(D @ D.T, v), same(groups))
 
 
 def test_a_false_noise_or_a_huge_move_leaves_the_others_circles_as_they_are():

@@ -10,13 +10,15 @@ clients on:
     gain = s V_S + t V_T − (s + t) V − st/(s + t) δ²         noise that is saved, less bias
 
 The gain is the squared error that all members together save by having one mean. Of the pairs with
-positive gain the one of the highest cosine is merged, until none is left.
+positive gain the one of the highest cosine is merged, until none is left. More clients than
+``BLOCK`` are merged within blocks of so many first.
 """
 
 import torch
 from torch import Tensor
 
 OUTSIZED = 100.0
+BLOCK = 1000  # clients that are compared at once; more are merged in blocks first
 TINY = 1e-300
 
 
@@ -44,10 +46,25 @@ def circles(products: Tensor, noise: Tensor, *, pairwise: bool = False) -> Tenso
     v = torch.minimum(noise.to(torch.float64).clamp(min=0), B.diagonal())
     signal = torch.maximum(B.diagonal() - v, B.diagonal() / 4).clamp(min=TINY)
     B, V, s = B / signal.sqrt() / signal.sqrt()[:, None], v / signal, torch.ones_like(v)
-    C = agreement(B, V, s, everyone).float()
     if pairwise:
-        return (-torch.inf < C) | (everyone == everyone[:, None])
+        alone = everyone == everyone[:, None]
+        return (agreement(B, V, s, everyone) > -torch.inf) | alone
     group = everyone.clone()
+    for block in everyone.split(BLOCK) if len(B) > BLOCK else ():
+        group[block] = block[grown(B[block][:, block], V[block], s[block])]
+    first, group = group.unique(return_inverse=True)
+    inside = (group == everyone[: len(first), None]).to(B)
+    s = inside.sum(1)
+    mean = inside / s[:, None]
+    group = grown(mean @ B @ mean.T, mean**2 @ V, s)[group]
+    return group == group[:, None]
+
+
+def grown(B: Tensor, V: Tensor, s: Tensor) -> Tensor:
+    """The first cluster of each cluster's circle ``[n]``, after all merges that have a gain."""
+    B, V, s = B.clone(), V.clone(), s.clone()
+    group = torch.arange(len(B), device=B.device)
+    C = agreement(B, V, s, group).float()
     while len(C):
         i, j = sorted(divmod(int(C.argmax()), len(C)))
         if C[i, j] == -torch.inf:
@@ -58,8 +75,8 @@ def circles(products: Tensor, noise: Tensor, *, pairwise: bool = False) -> Tenso
         B[i, i], V[i] = square, (n**2 * V[i] + t**2 * V[j]) / m**2
         s[i], s[j], group[group == j] = m, 0, i
         C[j] = C[:, j] = -torch.inf
-        C[i] = C[:, i] = agreement(B, V, s, everyone[i : i + 1])[0].float()
-    return group == group[:, None]
+        C[i] = C[:, i] = agreement(B, V, s, torch.tensor([i], device=B.device))[0].float()
+    return group
 
 
 def plausible(vectors: Tensor) -> Tensor:
