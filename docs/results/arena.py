@@ -52,38 +52,36 @@ def tables(path: Path) -> None:
     """Ranks over both halves, every setting, and the ablation."""
     rows = list(csv.DictReader(path.open(encoding="utf-8")))
     every: dict[str, dict[str, list[float]]] = {}
-    worse: dict[str, int] = {}
     for row in rows:
         every.setdefault(row["column"], {}).setdefault(row["method"], []).append(float(row["mean"]))
-        worse[row["method"]] = worse.get(row["method"], 0) + int(row["worse"])
     scores = {c: {m: float(np.mean(v)) for m, v in of.items()} for c, of in every.items()}
     methods = [m for m in dict.fromkeys(r["method"] for r in rows) if "@" not in m]
     whole = [c for c, of in scores.items() if {*methods} <= {*of}]
-    clients = sum(int(row["clients"]) for row in rows if row["method"] == CIRCLE)
-    _ranking(scores, methods, whole, worse, clients)
+    _ranking(scores, methods, whole, [row for row in rows if row["column"] in whole])
     _settings(scores, methods)
     _ablation(scores)
 
 
 def _ranking(
-    scores: Scores, methods: list[str], whole: list[str], worse: dict[str, int], clients: int
+    scores: Scores, methods: list[str], whole: list[str], rows: list[dict[str, str]]
 ) -> None:
-    ranks = {
-        c: dict(zip(methods, rankdata([-scores[c][m] for m in methods]), strict=True))
-        for c in whole
-    }
+    of = {c: [scores[c][m] for m in methods] for c in whole}
+    ranks = {c: dict(zip(methods, rankdata(np.negative(v)), strict=True)) for c, v in of.items()}
     halves = [c for c in whole if c in LOOKED], [c for c in whole if c not in LOOKED]
+    clients = sum(int(row["clients"]) for row in rows if row["method"] == LOCAL)
     heads = f"mean rank | looked at ({len(halves[0])}) | not looked at ({len(halves[1])})"
-    print(f"| method | {heads} | within {CLOSE} of the best | largest loss | worse than alone |")
-    print("| --- | ---: | ---: | ---: | ---: | --- | ---: |")
+    heads += f" | within {CLOSE} of the best | largest loss | mean loss | worse than alone"
+    print(f"| method | {heads}, of {clients} |")
+    print("| --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |")
     for m in sorted(methods, key=lambda m: np.mean([ranks[c][m] for c in whole])):
-        loss = {c: max(scores[c].values()) - scores[c][m] for c in whole}
+        loss = {c: max(of[c]) - scores[c][m] for c in whole}
         most = max(loss, key=lambda c: loss[c])
-        cells = [_mean([ranks[c][m] for c in of]) for of in (whole, *halves)]
+        cells = [_mean([ranks[c][m] for c in some]) for some in (whole, *halves)]
         near = sum(value <= CLOSE for value in loss.values())
-        told = [*cells, f"{near} of {len(whole)}", f"{loss[most]:.1f} ({most})", str(worse[m])]
-        print(f"| {label(m)} | {' | '.join(told)} |")
-    print(f"\n{clients} clients in all settings of circle.\n")
+        worse = sum(int(row["worse"]) for row in rows if row["method"] == m)
+        cells += [f"{near} of {len(whole)}", f"{loss[most]:.1f} ({most})", _mean([*loss.values()])]
+        print(f"| {label(m)} | {' | '.join(cells)} | {worse} |")
+    print()
 
 
 def _settings(scores: Scores, methods: list[str]) -> None:
