@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import rankdata
 
+from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.studies.records import record_for, record_of
 from coterie.studies.reproducing import reproduction
 from coterie.views.words import label
@@ -80,7 +81,7 @@ def _ranking(
         near = sum(value <= CLOSE for value in loss.values())
         worse = sum(int(row["worse"]) for row in rows if row["method"] == m)
         cells += [f"{near} of {len(whole)}", f"{loss[most]:.1f} ({most})", _mean([*loss.values()])]
-        print(f"| {label(m)} | {' | '.join(cells)} | {worse} |")
+        print(f"| {_shown(m)} | {' | '.join(cells)} | {worse} |")
     print()
 
 
@@ -93,7 +94,7 @@ def _settings(scores: Scores, methods: list[str]) -> None:
         shown = [f"{known[m]:.1f}" if m in known else "–" for m in ("fedavg", LOCAL)]
         loss = known[best] - known[CIRCLE]
         seen = "yes" if column in LOOKED else "no"
-        cells = [seen, f"{known[CIRCLE]:.1f}", f"{label(best)} {known[best]:.1f}", *shown]
+        cells = [seen, f"{known[CIRCLE]:.1f}", f"{_shown(best)} {known[best]:.1f}", *shown]
         print(f"| {column} | {' | '.join(cells)} | {max(0.0, loss):.1f} | {len(known)} |")
     print()
 
@@ -109,6 +110,11 @@ def _ablation(scores: Scores) -> None:
             f"{scores[c][v] - scores[c][CIRCLE]:+.1f}" if v in scores[c] else "" for c in columns
         ]
         print(f"| {v} | {' | '.join(gaps)} |")
+
+
+def _shown(method: str) -> str:
+    """The name of a method; one that is gone is shown as it is."""
+    return label(method) if {method} & {*ALGORITHMS, *ALIASES} else method
 
 
 def _mean(values: Sequence[float]) -> str:
