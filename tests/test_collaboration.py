@@ -6,6 +6,7 @@ from what travelled, and compares it with the model itself.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -143,7 +144,14 @@ def coalition_average(play, method):
     assert_close(play.matrix[play.clients][:, play.clients] @ sent, models)
 
 
+def circles_mean(play, method):
+    """What a client is served next is this average of everybody's last models."""
+    served = method.serve(play.after, SimpleNamespace(clients=play.clients))
+    assert_close(play.matrix[play.clients] @ dense(play.after.w), served)
+
+
 LAWS = {
+    "circle": (METHODS["circle"](), circles_mean),
     "fedamp": (FedAMP(), a_mix_of_what_was_there),
     "fedamp, printed and decayed": (
         FedAMP(sigma=2.0, alpha=0.3, alpha_gamma=0.5, alpha_every=1),

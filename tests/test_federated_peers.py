@@ -103,7 +103,7 @@ def expected(folders, asked=ASKED):
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"run.participation": 0.67}, {"algorithm.step": "gradient", "algorithm.clip": 0.5}],
+    [{}, {"run.participation": 0.67}, {"algorithm.step": "gradient"}],
     ids=["whole", "part", "gradient"],
 )
 def test_sites_give_the_simulators_digests_and_the_operator_sees_no_model(folders, tmp_path, more):

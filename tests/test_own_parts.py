@@ -16,8 +16,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "own_parts.md").read_text("utf-8")
 
 
 def block(kind):
-    (found,) = re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    return found
+    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[0]
 
 
 @pytest.fixture

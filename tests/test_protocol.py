@@ -226,10 +226,18 @@ def test_dates_of_a_parquet_file_are_times(tmp_path):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (("2026-04-10", "10/04/2026"), {}, r"line 41: found '10/04/2026' in column 'day'"),
-        (("2026-04-10", ""), {}, r"column 'day' \(data\.time\) is empty"),
-        (("2026-04-10", "2026-04-10T10:00+01:00"), {}, "with and without a time zone"),
-        (("", ""), {"time": "date"}, "has no column 'date'"),
+        (
+            ("2026-04-10", "10/04/2026"),
+            {"unit": "patient"},
+            r"line 41: found '10/04/2026' in column 'day'",
+        ),
+        (("2026-04-10", ""), {"unit": "patient"}, r"column 'day' \(data\.time\) is empty"),
+        (
+            ("2026-04-10", "2026-04-10T10:00+01:00"),
+            {"unit": "patient"},
+            "with and without a time zone",
+        ),
+        (("", ""), {"time": "date", "unit": "patient"}, "has no column 'date'"),
         (("", ""), {"split": "patient"}, "both divide a client's rows"),
         (("", ""), {"time": "patient", "unit": "patient"}, r"is data\.unit already"),
     ],

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import typing
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -44,6 +45,13 @@ def _copy(tables: dict[str, Any]) -> dict[str, Any]:
     return {key: dict(value) for key, value in tables.items()}
 
 
+def _fields(table):
+    """The fields of a table of a config, which may be optional; of an unknown one, the tables."""
+    field = Config.model_fields.get(table)
+    kinds = [Config] if field is None else typing.get_args(field.annotation) or [field.annotation]
+    return list(next(kind for kind in kinds if hasattr(kind, "model_fields")).model_fields)
+
+
 def _changed(random: Random, inside: Path) -> dict[str, Any]:
     """A good config with one to three of its fields replaced by something strange."""
     tables = _copy(SMALL)
@@ -57,9 +65,7 @@ def _changed(random: Random, inside: Path) -> dict[str, Any]:
             "algorithm": [*ALGORITHMS, "name"],
             "model": ["name", "hidden", "dropout", "norm"],
             "partition": ["name", "clients", "groups", "alpha", "classes", "foreign_targets"],
-        }.get(
-            table, list(getattr(Config.model_fields.get(table), "annotation", Config).model_fields)
-        )
+        }.get(table, _fields(table))
         given = tables.setdefault(table, {})
         if not isinstance(given, dict):
             continue

@@ -10,6 +10,7 @@
 A client of a simulation and a site of a federation export the same way.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -183,8 +184,10 @@ def trained_client(
     model, predictor = without(changes, changed, predictor, plain)
     said, rows, judged = run.outcomes, run.roster.rows, _Judged()
     if said is not None and rows is not None and preprocessing.schema.target.classes:
-        config, held = load(path / run_folder.CONFIG, code=code), None
-        federation = federation_of(config, run.seed, run.roster.fingerprint)
+        held, federation = None, None
+        with contextlib.suppress(ConfigError):  # its data was given by a program, and is gone
+            config = load(path / run_folder.CONFIG, code=code)
+            federation = federation_of(config, run.seed, run.roster.fingerprint)
         if federation is not None and not run.merge_val:
             held = validation_answers(model, predictor, preprocessing, federation, at)
         own = list(said.clients())[at]
