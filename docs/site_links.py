@@ -5,6 +5,8 @@ import re
 
 
 def on_page_markdown(markdown, *, page, config, files):
+    """The page, with its dead links as text."""
+
     def shown(link):
         text, target = link.groups()
         at = target.partition("#")[0]
