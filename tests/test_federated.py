@@ -19,6 +19,7 @@ from coterie.deploy.folders import FederationFolder
 from coterie.deploy.handler import SiteHandler
 from coterie.deploy.holdings import Holdings, told_counts
 from coterie.deploy.protocol import Nothing, Proposal, Signed, refused_by, setup_message
+from coterie.deploy.site_folder import SiteFolder
 from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
 from coterie.errors import EngineError, StoreError
@@ -476,6 +477,47 @@ def test_noise_comes_from_the_sites_own_secret(tables, tmp_path, monkeypatch):
     assert not run.summary["privacy"].pop("simulated")
     assert alike.summary["privacy"].pop("simulated")
     assert run.summary["privacy"] == alike.summary["privacy"]
+
+
+def test_two_agreements_share_no_noise(joined):
+    """Else two runs with other noise multipliers would differ by known shares of the same draw."""
+    sent, found = {}, {}
+    joined.spoil = lambda name, round, answer: (
+        sent.setdefault(name, answer)
+        if name == "birch" and "state" in read_head(answer)
+        else answer
+    )
+    for noise in (0.0, 1.0, 2.0):
+        sent.clear()
+        asked = merge(FAST, {"algorithm.name": "fedavg", "privacy.noise": noise, "run.rounds": 1})
+        coterie.run(merge(asked, {"train.batch": 1000}), federation=joined.fed)
+        upload, _ = decode(sent["birch"], vocabulary(METHODS["fedavg"]())).body
+        found[noise] = upload.w
+    guess = 2 * found[1.0] - found[2.0]  # free of noise, if both drew the same
+    assert (guess - found[0.0]).norm() > 0.5 * (found[1.0] - found[0.0]).norm()
+
+
+def test_other_data_draws_other_noise_within_the_same_agreement(joined, tmp_path):
+    """Else a round that is asked for again would tell what one changed row contributes."""
+    table = tmp_path / "rows.csv"
+    lines = Path(joined.folders["ash"].data.name).read_text()
+    table.write_text(lines)
+    place = joined.folders["ash"].path / "site.toml"
+    place.write_text(place.read_text().replace(joined.folders["ash"].data.name, str(table)))
+    joined.folders["ash"] = SiteFolder.open(place.parent)
+    asked = {"algorithm.name": "fedavg", "privacy.noise": 1.0, "run.rounds": 1}
+    coterie.run(merge(FAST, asked), federation=joined.fed)
+    (agreed,) = joined.folders["ash"].experiments.iterdir()
+
+    def secret():
+        return handler_of(joined.folders["ash"]).experiment(agreed.name).experiment.problem.secret
+
+    before = secret()
+    assert secret() == before
+    head, first, *rest = lines.splitlines()
+    other = first.replace("ill", "well") if "ill" in first else first.replace("well", "ill")
+    table.write_text("\n".join([head, other, *rest]) + "\n")
+    assert secret() != before
 
 
 @pytest.mark.parametrize("method", ["fedper", "lgfedavg", "local"])

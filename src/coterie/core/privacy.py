@@ -10,8 +10,8 @@ never its own. A penalty that does not depend on data is added after that.
 
 Every minibatch is drawn anew for every pass over the data and for every model. In a simulation the
 draws are derived from the public seed, so that its ε is what a federation would spend and protects
-nobody; a site draws from its own secret, and from all that it was sent: a question that is asked
-twice gets the same answer, and another question gets other noise.
+nobody; a site draws from its own secret, from the agreement and its data, and from all that it was
+sent: a question that is asked twice gets the same answer, and any other gets other noise.
 """
 
 import hashlib

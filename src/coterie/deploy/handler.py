@@ -8,6 +8,7 @@ own ``site.toml`` says. Every answer is written to the log ``sent.jsonl`` before
 """
 
 import functools
+import hmac
 import json
 import logging
 import shutil
@@ -25,6 +26,7 @@ from ..engines.codec import digest, read_head
 from ..engines.site import Disclosure, RoundHead, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
 from ..runs import environment
+from ..runs.config.schema import Config
 from ..storage import files
 from ..storage.files import parsed
 from .approval import Approval, Approvals, Asked, ForbiddenError, RoundGate
@@ -339,8 +341,9 @@ class SiteHandler:
         most = folder.limits.message_mib * 2**20
         schema, population = agreement.schema, len(agreement.clients)
         shared = unpacked(pool, agreement.pool, schema, population) if agreement.pool else None
+        secret = partial(self._secret, agreement)
         experiment = experiment_of(
-            agreement, self._code, secret=folder.secret(), most_bytes=most, pool=shared
+            agreement, self._code, secret=secret, most_bytes=most, pool=shared
         )
         consent, place = folder.consent, folder.experiments / agreement.hash
         shards = functools.cache(partial(self._holdings.shards, experiment))
@@ -360,6 +363,17 @@ class SiteHandler:
             secrets = self._holdings.shared_secrets(agreement.clients)
             peer = PeerSite(site, secrets, agreement.hash, experiment.config.run.metric)
         return Open(experiment, site, gate, peer)
+
+    def _secret(self, agreement: Agreement, config: Config) -> bytes:
+        """What the noise of an experiment is drawn from.
+
+        Two answers of which the same noise was added to different numbers tell their difference
+        exactly. So other terms, other data, another division and other code have other noise.
+        """
+        scale, fold = config.data.scale, config.fold(config.run.seed)
+        seal = self._holdings.facts(agreement.schema, scale, fold, classes=False).seal
+        bound = json.dumps([agreement.hash, *seal, self._folder.code]).encode()
+        return hmac.digest(self._folder.secret(), bound, "sha256")
 
     def _agreed(self, head: Mapping[str, Any]) -> str:
         """The experiment that the site has just agreed to, if the message was about one."""

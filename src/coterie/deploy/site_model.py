@@ -76,7 +76,7 @@ def trained_site(
     if agreement.hash != folder.name:
         raise StoreError(f"{folder / AGREEMENT}: has changed since it was agreed to")
     most = site.limits.message_mib * 2**20
-    made = experiment_of(agreement, allowed_code(site), secret=b"", most_bytes=most)
+    made = experiment_of(agreement, allowed_code(site), most_bytes=most)
     config, model = made.config, made.problem.model
     scaled = scaled_example(agreement.schema, agreement.moments, config.data.scale)
     example = agreement.schema.example()

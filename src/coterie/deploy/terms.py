@@ -160,21 +160,22 @@ def experiment_of(
     agreement: Agreement,
     code: Code,
     *,
-    secret: bytes,
     most_bytes: int,
+    secret: Callable[[Config], bytes] | None = None,
     pool: SharedPool | None = None,
 ) -> Experiment:
     """The method and the problem of an agreement.
 
     Code that the config names is imported only from the places ``code``; a model larger than
-    ``most_bytes`` is refused before it is built.
+    ``most_bytes`` is refused before it is built. ``secret`` is what a site draws its noise from.
     """
     config = load(_tables(agreement.config), code=code)
     algorithm = config.method().build()
     _check_size(config, agreement.schema, most_bytes)
     factory = factory_of(config, agreement.schema.example())
     declared = Declared(agreement.clients, agreement.counts, agreement.schema)
-    problem = problem_of(config, algorithm, declared, factory, secret=secret, pool=pool)
+    key = None if secret is None else secret(config)
+    problem = problem_of(config, algorithm, declared, factory, secret=key, pool=pool)
     check_run(algorithm, problem, config.run.rounds)
     merged = merges_validation(config, algorithm)
     return Experiment(agreement, config, governed(algorithm, problem), problem, merged)
