@@ -398,6 +398,10 @@ def test_noise_is_the_same_whenever_it_is_asked_for(folders):
     plain = Attacker({**folders, "ash": edited(folders["ash"], ("noise = 1.5", "noise = 0.0"))})
     assert plain.report().sums[:2] == first.sums[:2]
     assert not {*plain.report().sums[2:]} & {*first.sums[2:]}
+    more = Attacker({**folders, "ash": edited(folders["ash"], ("noise = 0.0", "noise = 3.0"))})
+    told = [[int(n, 16) for n in one.sums[2:]] for one in (plain.report(), first, more.report())]
+    off = [(2 * once - twice - exact) % MODULUS for exact, once, twice in zip(*told, strict=True)]
+    assert all(2**100 < n < MODULUS - 2**100 for n in off)  # twice the noise is another draw
 
 
 @settings(max_examples=50, deadline=None)

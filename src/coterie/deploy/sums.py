@@ -71,12 +71,13 @@ def noisy(
 ) -> ExactSums:
     """The sums with normal noise: ``noise`` times the most that one row can change each of them.
 
-    A column has the same noise wherever a schema names it: another order is no other draw.
+    A column has the same noise wherever a schema names it: another order is no other draw. Another
+    ``noise`` is one, else two answers would differ by a known share of it.
     """
     total, squares = list(sums.total), list(sums.squares)
     for at, (name, (low, high)) in enumerate(ranges.items()):
         if sums.known[at]:
-            first, second = secret_normal(secret, 2, "sums", release, name).tolist()
+            first, second = secret_normal(secret, 2, "sums", release, name, repr(noise)).tolist()
             largest = max(abs(low), abs(high))
             total[at] += _scaled(noise * (high - low) * first, FINEST)
             squares[at] += _scaled(noise * largest**2 * second, 2 * FINEST)
