@@ -124,7 +124,7 @@ NAMING = ("data", "partition", "model", "adapt")  # tables whose fields belong t
 class CardTable(StrictTable):
     """The table ``[card]``."""
 
-    id: Annotated[str, Field(pattern=r"P[1-5]-[A-Za-z0-9-]{1,30}|arena")]
+    id: Annotated[str, Field(pattern=r"P[1-5]-[A-Za-z0-9-]{1,30}|arena|pfllib")]
     paper: Literal["FedFomo", "FedeRiCo", "PaFL", "WAFFLE", "FedAMP", "coterie"]
     title: str
     kind: Literal["table", "figure"] = "table"

@@ -74,7 +74,7 @@ def _has_study(card: Card, scale: str) -> bool:
 
 def _card_paths() -> list[Path]:
     home = cards_folder()
-    return [*sorted(home.glob("p*/*.toml"), key=_order), *home.glob("arena.toml")]
+    return [*sorted(home.glob("p*/*.toml"), key=_order), *sorted(home.glob("*.toml"))]
 
 
 def _order(path: Path) -> tuple[str, str, int, str]:
