@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie.algorithms.fedavg import Update
+from coterie.attacking.attacks import CHANGES, changed
 from coterie.core import tree
 from coterie.core.algorithm import round_of
 from coterie.core.messages import REASONS, Reply, admit
@@ -241,6 +242,22 @@ def test_a_step_is_measured_from_what_the_client_had():
     moved = sent + torch.tensor([1.0, 1.1, 4.0, 0.9, 1.0])[:, None]
     _, rejected = screen(moved, whole_round(on), on.problem.sizes, Guard(norm=3.0), sent)
     assert rejected == ((2, "norm"),)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedamp", "federico"])
+def test_who_returns_what_it_was_sent_is_left_out_with_a_norm_and_nobody_else_is(name):
+    algorithm = METHODS[name]()
+    on = task(algorithm)
+    server, states = algorithm.init(on.problem)
+    round = whole_round(on)
+    sent = algorithm.download(server, round)
+    uploads, _ = backend_of("loop", on).local(algorithm, sent, states, round)
+    bad = torch.arange(5) == 3
+    lazy = changed(uploads, sent, bad, CHANGES["free"], 0)
+    strict = Guard(norm=1e9)
+    for given, expected in ((uploads, ()), (lazy, ((3, "idle"),))):
+        assert screen(given, round, on.problem.sizes, strict, sent)[1] == expected
+    assert screen(lazy, round, on.problem.sizes, Guard(), sent)[1] == ()
 
 
 @settings(max_examples=60, deadline=None)

@@ -117,13 +117,14 @@ def of_method(attack: str, method: str) -> str:
 
 
 def changed(uploads: Tree, sent: Tree, bad: Tensor, change: Change, seed: int) -> Tree:
-    """The uploads with every vector of the attackers replaced; numbers and counts stay."""
+    """The uploads with the attackers' vectors, as wide as what they were sent, replaced."""
     if not bool(bad.any()) or bool(bad.all()):
         return uploads
     starts = [v for v in _vectors(sent) if v.numel()]
+    widths = {start.shape[-1] for start in starts}
 
     def replaced(leaf: Tensor) -> Tensor:
-        if not leaf.is_floating_point() or leaf.dim() < 2 or leaf.shape[-1] < 2:
+        if not leaf.is_floating_point() or leaf.dim() < 2 or leaf.shape[-1] not in widths:
             return leaf
         start = _nearest(leaf, starts, bad)
         new = change(Steps(start, leaf - start, bad, seed)).to(leaf)

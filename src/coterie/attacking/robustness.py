@@ -97,13 +97,18 @@ class Robustness:
         """The methods, as configured and guarded."""
         return list(dict.fromkeys((row.method, row.guarded) for row in self.rows))
 
+    @property
+    def barred(self) -> list[str]:
+        """The attacks of the bar that were run."""
+        return [attack for attack in BAR if any(row.attack == attack for row in self.rows)]
+
     def misses(self, method: str, share: float) -> list[str]:
         """The attacks under which a guarded method does not reach the bar."""
         sign = 1 if higher_is_better(self.metric) else -1
         alone = self.mean("mean", method=LOCAL, attack="A0")
         clean = self.mean("mean", method=method, guarded=True, attack="A0")
         missed = []
-        for attack in BAR:
+        for attack in self.barred:
             here = self.mean("mean", method=method, guarded=True, attack=attack, share=share)
             if sign * (clean - here) > DROP or sign * (alone - here) > EVEN:
                 missed.append(attack)
@@ -142,7 +147,7 @@ class Robustness:
                 if any(getattr(row, name) is not None for row in self.rows):
                     parts += [f"{told}:", self.table(name, share)]
             missed = {m: self.misses(m, share) for m, guarded in self.subjects if guarded}
-            parts += [_bar(missed)] if missed else []
+            parts += [_bar(missed, self.barred)] if missed and self.barred else []
         return "\n\n".join(parts)
 
 
@@ -160,8 +165,8 @@ def _short(value: float) -> str:
     return f"{value:.1f}".replace("-", words.MINUS)
 
 
-def _bar(missed: Mapping[str, Sequence[str]]) -> str:
-    told = f"at most {DROP:g} points below A0, and {EVEN:g} below alone, under {', '.join(BAR)}"
+def _bar(missed: Mapping[str, Sequence[str]], barred: Sequence[str]) -> str:
+    told = f"at most {DROP:g} points below A0, and {EVEN:g} below alone, under {', '.join(barred)}"
     reach = [words.label(method) for method, found in missed.items() if not found]
     not_so = [f"{words.label(m)} ({', '.join(found)})" for m, found in missed.items() if found]
     parts = [f"Reached ({told}): {', '.join(reach)}." if reach else f"Nobody reaches: {told}."]

@@ -36,6 +36,7 @@ REASONS = {
     "copies": "one of several copies is NaN or infinite: that copy is left out, the others count",
     "samples": "a sample count that is not above 0 and at most what the client declared",
     "norm": "a step longer than guard.norm times the median step of the round",
+    "idle": "no step: the client sent back what it was sent (with guard.norm)",
     "outsized": "a vector more than guard.bound times as long as the median one of the round and "
     "as any that the client was sent or had sent before",
     "values": "numbers that the method cannot aggregate, such as a choice that does not exist",

@@ -26,7 +26,7 @@ from ..core.messages import Rejection
 from ..core.ranges import AtLeastOne, Positive
 from ..core.tree import Bank, Tree
 
-SAMPLES, VALID = "size", "valid"
+SAMPLES, VALID, SENT = "size", "valid", "sent"
 FEWEST = 3  # uploads that a meaningful median needs
 SINGLE = 1e6  # bound on numbers that are not a model's: absolute, and relative to the median
 
@@ -37,7 +37,8 @@ class Guard:
 
     Fields:
         on: reject numbers that are not finite, and impossible sample counts.
-        norm: reject steps longer than so many times the median step; None rejects none.
+        norm: reject steps longer than so many times the median step, and clients that return
+            what they were sent; None rejects none.
         bound: reject vectors so many times longer than the median of the round and than every
             vector the client was sent or had sent before (docs/reliability.md). None rejects none.
     """
@@ -79,9 +80,11 @@ def screen(
         rejected += _rejections(round, fine & ~passed, "outsized")
         fine &= passed
     if guard.norm is not None:
-        passed = moderate(uploads, sent, fine, guard.norm)
-        rejected += _rejections(round, fine & ~passed, "norm")
-        fine &= passed
+        found = [("norm", moderate(uploads, sent, fine, guard.norm))]
+        found += [("idle", moved(uploads, sent, fine))]
+        for reason, passed in found:
+            rejected += _rejections(round, fine & ~passed, reason)
+            fine &= passed
     rejected += _rejections(round, fine & ~complete(uploads, fine), "copies")
     return fine.nonzero().flatten(), tuple(rejected)
 
@@ -257,15 +260,33 @@ def _lengths(leaf: Tensor) -> Tensor:
 
 
 def moderate(uploads: Tree, sent: Tree, fine: Tensor, most: float) -> Tensor:
-    """Whether each client's steps are at most ``most`` times the median step of ``fine`` ``[m]``.
+    """Whether each client's steps are at most ``most`` times the median step of ``fine`` ``[m]``."""
+    passed = torch.ones_like(fine)
+    for lengths, typical, _ in _steps(uploads, sent, fine):
+        passed &= lengths <= most * typical
+    return passed
+
+
+def moved(uploads: Tree, sent: Tree, fine: Tensor) -> Tensor:
+    """Whether each client did more than to return the models that it was sent ``[m]``.
+
+    A client that sends no vector, because nobody asked it for one, is not blamed.
+    """
+    steps = [lengths > 0 for lengths, _, model in _steps(uploads, sent, fine) if model]
+    quiet = [~leaf.any(-1) for name, leaf in _fields(uploads) if name == SENT]
+    return torch.stack([*steps, *quiet]).any(0) if steps else torch.ones_like(fine)
+
+
+def _steps(uploads: Tree, sent: Tree, fine: Tensor) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Each client's step in a field ``[m]``, the median of ``fine``, and whether it is a model's.
 
     A step is the distance from the nearest vector that the client was sent, or from zero, which is
-    the starting point of methods that send differences.
+    the starting point of methods that send differences. Fields whose median is zero are left out.
     """
-    passed = torch.ones_like(fine)
     if int(fine.sum()) < FEWEST:
-        return passed
+        return
     starts = list(_vectors(sent))
+    widths = {start.shape[-1] for start in starts}
     for _, leaf in _fields(uploads):
         rows = leaf.reshape(len(leaf), -1)
         if not leaf.is_floating_point() or rows.shape[1] < 2:
@@ -278,8 +299,8 @@ def moderate(uploads: Tree, sent: Tree, fine: Tensor, most: float) -> Tensor:
                 lengths = torch.stack([lengths, *apart]).amin(0)
         lengths = lengths.to(fine.device)
         typical = lengths[fine].median()
-        passed &= (lengths <= most * typical) | (typical == 0)
-    return passed
+        if typical > 0:
+            yield lengths, typical, leaf.shape[-1] in widths
 
 
 def _norms(rows: Tensor) -> Tensor:
