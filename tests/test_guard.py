@@ -255,8 +255,8 @@ def test_who_returns_what_it_was_sent_is_left_out_with_a_norm_and_nobody_else_is
     bad = torch.arange(5) == 3
     lazy = changed(uploads, sent, bad, CHANGES["free"], 0)
     strict = Guard(norm=1e9)
-    for given, expected in ((uploads, ()), (lazy, ((3, "idle"),))):
-        assert screen(given, round, on.problem.sizes, strict, sent)[1] == expected
+    for sent_up, expected in ((uploads, ()), (lazy, ((3, "idle"),))):
+        assert screen(sent_up, round, on.problem.sizes, strict, sent)[1] == expected
     assert screen(lazy, round, on.problem.sizes, Guard(), sent)[1] == ()
 
 

@@ -260,7 +260,7 @@ def _lengths(leaf: Tensor) -> Tensor:
 
 
 def moderate(uploads: Tree, sent: Tree, fine: Tensor, most: float) -> Tensor:
-    """Whether each client's steps are at most ``most`` times the median step of ``fine`` ``[m]``."""
+    """Whether each client's steps are at most ``most`` times the median of ``fine`` ``[m]``."""
     passed = torch.ones_like(fine)
     for lengths, typical, _ in _steps(uploads, sent, fine):
         passed &= lengths <= most * typical
