@@ -436,8 +436,21 @@ def test_claims_are_judged_by_the_interval_over_seeds_of_each_comparison(study):
         assert [one.leans for one in found] == [
             min(x.mean() for x in comparisons) > 0 for comparisons in truth.values()
         ]
+        assert [one.least.state for one in found] == [one.state for one in found]
         seen |= {(one.claim.relation, one.state) for one in found}
     assert len(seen) == 3 * len(RELATIONS)
+
+
+def test_best_compares_what_the_paper_prints(study):
+    *labels, better = [method.label for method in study.methods]
+    worth = dict.fromkeys(labels, 1.0) | {"fedavg": 2.0, better: 3.0}
+    values = {("result", m, s): v + s / 100 for m, v in worth.items() for s in range(3)}
+    claim = Claim("", "best", ("fedavg",))
+    assert judged(study, values, claim)[0] == [FAILS]
+    printed = {"result": {"local": Printed(1.0), "fedavg": Printed(2.0)}}
+    states, evidence = judged(replace(study, printed=printed), values, claim)
+    assert states == [HOLDS]
+    assert better not in evidence[0]
 
 
 def test_a_tie_is_undecided_for_and_against(study):

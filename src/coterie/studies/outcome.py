@@ -68,6 +68,11 @@ class Interval(NamedTuple):
         """Whether the numbers are above zero: a tie is a tie, for and against."""
         return HOLDS if self.low > 0 else FAILS if self.high < 0 else UNDECIDED
 
+    @property
+    def strength(self) -> tuple[int, float]:
+        """Orders comparisons: those that fail, the undecided ones, those that hold; by the mean."""
+        return (FAILS, UNDECIDED, HOLDS).index(self.state), self.mean
+
 
 class Judged(NamedTuple):
     """A claim with its outcome."""
@@ -76,7 +81,7 @@ class Judged(NamedTuple):
     state: str  # one of STATES
     columns: int  # that it needs
     seeds: int  # the fewest of its columns
-    least: Interval | None  # of the comparison that holds by least
+    least: Interval | None  # of the comparison that decides: the one of least strength
     evidence: tuple[str, ...]  # one sentence per column
     ours: "Judged | None" = None  # the claim of our variant of the method
 
@@ -112,7 +117,7 @@ def judge(outcome: "StudyOutcome", claim: Claim) -> Judged:
         state if whole else PARTIAL,
         wanted,
         min(one.seeds for one in found),
-        min((one.least for one in found), key=lambda least: least.mean),
+        min((one.least for one in found), key=lambda least: least.strength),
         tuple(one.text for one in found),
         ours,
     )
@@ -138,7 +143,7 @@ def _compare(outcome: "StudyOutcome", claim: Claim, column: StudyColumn | None) 
         return None
     numbers = {m: np.array([found[s] for s in shared]) for m, found in ran.items()}
     apart = [Interval.over(x) for x in RELATIONS[claim.relation]([*numbers.values()], claim.margin)]
-    states, least = [one.state for one in apart], min(apart, key=lambda one: one.mean)
+    states, least = [one.state for one in apart], min(apart, key=lambda one: one.strength)
     shown = ", ".join(f"{_with_place(m)} {found.mean():.2f}" for m, found in numbers.items())
     if claim.p is not None and column is not None:
         largest = _largest_p(outcome, claim, column)
@@ -167,8 +172,9 @@ def _compared(
     methods = claim.methods
     if claim.relation == "best" and column is not None:
         own, _, _ = methods[0].partition("@")
-        labels = [m.label for m in column.config.methods()]
-        methods = (*methods, *(label for label in labels if label.partition("@")[0] != own))
+        labels = [m.label for m in column.config.methods() if m.label.partition("@")[0] != own]
+        printed = outcome.study.printed.get(column.name) or labels  # ours are not the paper's rivals
+        methods = (*methods, *(label for label in labels if label in printed))
     return {m: _numbers(outcome, m, column, claim) for m in methods}
 
 

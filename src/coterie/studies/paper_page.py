@@ -29,10 +29,10 @@ MOST_DRAWN = 3  # pictures of a paper
 LONGEST = 110  # characters of a claim in a table
 LEGEND = """\
 A claim is *judged* at one scale, with all its columns, all its methods and three seeds or more: it
-*holds* or *fails* by the 95 % intervals over seeds of its comparisons, or is *undecided*. *Closest*
-is the one that holds by least: by how much, with its interval. With less a claim is *partial*; `+`
-or `-` says whether the means so far agree. *Ours* is our variant of the method. Claims are in our
-words. [Paper cards](../cards.md) describe the scales."""
+*holds* or *fails* by the 95 % intervals over seeds of its comparisons, or is *undecided*. *Decides*
+shows the comparison on which that depends: by how much it holds, with its interval. With less a
+claim is *partial*; `+` or `-` says whether the means so far agree. *Ours* is our variant of the
+method. Claims are in our words. [Paper cards](../cards.md) describe the scales."""
 
 
 class CardState(NamedTuple):
@@ -175,7 +175,7 @@ class Paper:
 
 def _claims(found: Sequence[tuple[CardState, Judged]]) -> Iterator[str]:
     """A table of claims, each at the scale of its state."""
-    yield "| claim | card | scale | columns | seeds | closest | as printed | ours |"
+    yield "| claim | card | scale | columns | seeds | decides | as printed | ours |"
     yield "| --- | --- | --- | --- | ---: | --- | --- | --- |"
     for one, judged in found:
         here = [f"{len(judged.evidence)} of {judged.columns}", str(judged.seeds)]
