@@ -173,7 +173,8 @@ def _compared(
     if claim.relation == "best" and column is not None:
         own, _, _ = methods[0].partition("@")
         labels = [m.label for m in column.config.methods() if m.label.partition("@")[0] != own]
-        printed = outcome.study.printed.get(column.name) or labels  # ours are not the paper's rivals
+        # ours are not the paper's rivals
+        printed = outcome.study.printed.get(column.name) or labels
         methods = (*methods, *(label for label in labels if label in printed))
     return {m: _numbers(outcome, m, column, claim) for m in methods}
 
