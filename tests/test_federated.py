@@ -232,10 +232,10 @@ def test_the_automatic_metric_comes_from_counts_that_may_leave(tmp_path):
 
 
 def test_no_count_of_a_class_follows_from_the_others():
-    assert told_counts([30, 12, 4, 0], 10) == (30, 0, 0, 0)
-    assert told_counts([30, 4], 10) == (0, 0)
-    assert told_counts([30, 4, 3], 10) == (30, 0, 0)
-    assert told_counts([30, 0], 10) == (30, 0)
+    assert told_counts([30, 12, 4, 0], [True, True, False, False]) == (30, 0, 0, 0)
+    assert told_counts([30, 4], [True, False]) == (0, 0)
+    assert told_counts([30, 4, 3], [True, False, False]) == (30, 0, 0)
+    assert told_counts([30, 0], [True, False]) == (30, 0)
 
 
 @pytest.mark.parametrize("point", ["round.aggregated", "log.done", "finish.models"])

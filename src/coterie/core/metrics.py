@@ -53,6 +53,11 @@ class Metric:
         inside = self.lowest - ROUNDING <= score <= self.highest + ROUNDING
         return inside and (math.isinf(score) or abs(score) < LARGEST_SCORE)
 
+    def possible_gain(self, gain: float) -> bool:
+        """Whether a difference of two scores that somebody else computed may be one."""
+        widest = self.highest - self.lowest + ROUNDING
+        return abs(gain) <= widest and (math.isinf(gain) or abs(gain) < LARGEST_SCORE)
+
 
 def score(metric: str, outputs: Array, targets: Array) -> float:
     """One client's score: a percent or a plain number, as the metric's row says.

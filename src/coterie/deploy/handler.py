@@ -102,13 +102,12 @@ class SiteHandler:
 
         Sentences about the site's data stay in the site's own log: they may quote a cell.
         """
-        folder, head = self._folder, {}
-        self._told = ()
+        folder = self._folder
+        body = unsigned(data, folder.operator, folder.federation, folder.name)
+        if body is None:  # nothing is told, and nothing logged by which strangers fill a disk
+            return refusal("unsigned", "expected a message signed by the operator")
+        self._told, head = (), dict(read_head(body))
         try:
-            body = unsigned(data, folder.operator, folder.federation, folder.name)
-            if body is None:
-                raise ForbiddenError("unsigned", "expected a message signed by the operator")
-            head = dict(read_head(body))
             reply = self._answered(head, body)
         except ConfigError as error:
             _LOG.warning("refused: %s", printable(str(error)))
@@ -180,18 +179,19 @@ class SiteHandler:
         asked = payload_of(data, DivisionRequest)
         approval, schema = self._asked_schema(asked)
         whole = asked.fold is None  # differences of two folds would be about a few rows
-        told = whole and self._folder.consent.counts
-        facts = self._holdings.facts(schema, asked.scale, asked.fold, classes=told)
+        facts = self._holdings.facts(schema, asked.scale, asked.fold)
         sums = self._holdings.sums(schema, asked.scale, approval) if whole else None
+        told = whole and self._folder.consent.counts
+        classes = self._holdings.classes(schema, asked.scale) if told else ()
         counts = facts.counts
         self._told = (
             f"rows: {counts.train} train, {counts.val} val, {counts.test} test",
             "keyed hashes of the data and its division",
-            *((f"samples of each class: {facts.classes}",) if facts.classes else ()),
+            *((f"samples of each class: {classes}",) if classes else ()),
             *(() if sums is None else (f"sums{' under masks' * sums.masked}", *sums.told)),
         )
         numbers, masked = (None, False) if sums is None else (sums.numbers, sums.masked)
-        report = DivisionReport(counts, *facts.seal, facts.weak, facts.classes, numbers, masked)
+        report = DivisionReport(counts, *facts.seal, facts.weak, classes, numbers, masked)
         return setup_message("divide", report)
 
     def _samples(self, data: bytes) -> bytes:
@@ -237,7 +237,7 @@ class SiteHandler:
             )
         agreement, scale = experiment.agreement, experiment.config.data.scale
         fold = experiment.config.fold(experiment.problem.seed)
-        own = self._holdings.facts(agreement.schema, scale, fold, classes=False).counts
+        own = self._holdings.facts(agreement.schema, scale, fold).counts
         said = agreement.counts[agreement.clients.index(self._folder.name)]
         if own != said:
             raise ForbiddenError(
@@ -356,7 +356,9 @@ class SiteHandler:
             Disclosure(shown=consent.shown, models=consent.models),
             kept=agreement.kept,
         )
-        gate = RoundGate(place, experiment.config.run.rounds, folder.policy.sent_mib)
+        private = experiment.problem.privacy is not None
+        rounds = experiment.config.run.rounds
+        gate = RoundGate(place, rounds, folder.policy.sent_mib, private=private)
         peer = None
         if agreement.sealed:
             serverless(experiment.algorithm)
@@ -371,7 +373,7 @@ class SiteHandler:
         exactly. So other terms, other data, another division and other code have other noise.
         """
         scale, fold = config.data.scale, config.fold(config.run.seed)
-        seal = self._holdings.facts(agreement.schema, scale, fold, classes=False).seal
+        seal = self._holdings.facts(agreement.schema, scale, fold).seal
         bound = json.dumps([agreement.hash, *seal, self._folder.code]).encode()
         return hmac.digest(self._folder.secret(), bound, "sha256")
 

@@ -282,6 +282,7 @@ class SiteRoutes:
 
     def __init__(self, mailbox: Mailbox, limits: Limits) -> None:
         self._mailbox, self._limits = mailbox, limits
+        self._arriving: dict[str, asyncio.Event] = {}  # by site that is sending an answer
 
     def app(self) -> types.ASGIApp:
         """The paths on the TLS port; others get 404, other methods 405."""
@@ -308,12 +309,19 @@ class SiteRoutes:
         site, key = request.state.site, request.path_params["key"]
         if not self._mailbox.expects(site, key):
             raise _refusal(410, "no message of this id waits for an answer")
+        if (older := self._arriving.pop(site, None)) is not None:
+            older.set()  # one answer of a site is in memory, not as many as it has requests
+        self._arriving[site] = newer = asyncio.Event()
+        read = _body(request, self._limits, self._limits.message)
         try:
-            body = await _body(request, self._limits, self._limits.message)
+            body = await _unless(newer.wait(), read, _refusal(409, "a newer answer has begun"))
         except HTTPException as error:
             if error.status_code == 413:
                 self._mailbox.answer(site, key, "unreadable")
             raise
+        finally:
+            if self._arriving.get(site) is newer:
+                del self._arriving[site]
         self._mailbox.answer(site, key, body)
         return Response(status_code=204)
 
@@ -413,13 +421,20 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> 
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, gone = asyncio.create_task(work), asyncio.create_task(hung_up())
+    return await _unless(hung_up(), work, _refusal(400, "the connection was closed"))
+
+
+async def _unless(
+    ends: Coroutine[Any, Any, Any], work: Coroutine[Any, Any, _Result], refusal: HTTPException
+) -> _Result:
+    """The result of the work; if the other coroutine ends first it is cancelled and refused."""
+    task, ending = asyncio.create_task(work), asyncio.create_task(ends)
     try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, ending], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise _refusal(400, "the connection was closed")
+            raise refusal
         return task.result()
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        ending.cancel()
+        await asyncio.gather(task, ending, return_exceptions=True)

@@ -179,7 +179,8 @@ class PeerSite:
         score = float(found.evaluation[0][0])
         served = bool((predictor.weights != 0).any())
         said = part.answered(predictor, rounds, metric)
-        self._site.keep(predictor, said, score if served else math.nan)
+        if self._base is not None:  # else it was kept when the message came first
+            self._site.keep(predictor, said, score if served else math.nan)
         _LOG.info("%s: %.4g on this site's own test samples", metric, score)
         return encode(Message({"state": asked.base}))
 

@@ -147,5 +147,5 @@ def _bank(models: Tensor, slot: Tensor, owner: Tensor) -> Bank:
     filled = slot >= 0
     if int(filled.sum()) != len(models):
         raise ValueError("a bank has other models than its slots name")
-    models = models if len(models) else models.new_zeros(1, models.shape[1])
+    models = models if len(models) else models.new_zeros(1, 1).expand(1, models.shape[1])
     return Bank(models, torch.where(filled, filled.cumsum(-1) - 1, -1), owner)

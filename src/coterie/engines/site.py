@@ -129,7 +129,7 @@ class Site:
         return self.states.write(encode(Message({}, row)), 0)
 
     def answer(self, data: bytes, *, again: bool = False) -> bytes:
-        """The reply to a message of the server; one that comes ``again`` removes no old state."""
+        """The reply to a message of the server; one that comes ``again`` replaces nothing."""
         types = vocabulary(self.algorithm)
         message = decode(data, types)
         head = parsed(json.dumps(dict(message.head)), RoundHead, "message")
@@ -185,7 +185,7 @@ class Site:
         backend: LoopBackend,
         round: Round,
         state: Tree,
-        _base: str | None,
+        base: str | None,
     ) -> bytes:
         """Evaluate the client's predictor; in the last round the predictor is kept here."""
         served, metric, last = _one_row(body), asked.metric, asked.last
@@ -196,7 +196,8 @@ class Site:
         told: dict[str, Any] = {"round": round.index, "client": self.client}
         if last:
             served_at_all = bool((predictor.weights != 0).any())
-            self.keep(predictor, found.outcomes, columns[0] if served_at_all else math.nan)
+            if base is not None:  # else it was kept when the message came first
+                self.keep(predictor, found.outcomes, columns[0] if served_at_all else math.nan)
             told["digest"] = client_digest(predictor)
         sent = self.discloses.models and last and asked.collect
         models = predictor.models if sent else predictor.models[:, :0]

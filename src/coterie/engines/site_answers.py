@@ -1,5 +1,6 @@
 """Reads the answers of sites: nothing in them is trusted, and whatever is wrong is a reason."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ..core.algorithm import Mixture
 from ..core.messages import REASONS, Layout, Rejection, Reply, layout
-from ..core.metrics import Metric
+from ..core.metrics import LARGEST_SCORE, Metric
 from ..core.tree import Tree
 from ..errors import EngineError
 from .base import Evaluation, Predicted
@@ -80,6 +81,7 @@ class Assessment(NamedTuple):
     round: int
     metric: Metric
     width: int  # numbers of a model
+    dtype: torch.dtype  # of these numbers
 
 
 def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnswer:
@@ -90,14 +92,16 @@ def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnsw
     weights, models = predictor
     fits = isinstance(predictor, Mixture) and scores.shape == (len(Evaluation._fields),)
     fits &= weights.dim() == 1 and 1 <= len(weights) <= WIDEST
-    fits &= weights.is_floating_point() and models.is_floating_point()
     fits &= models.shape in ((len(weights), 0), (len(weights), asked.width))
     if not fits or not scores.is_floating_point():
         raise _WrongError("shape")
+    if not weights.dtype == models.dtype == asked.dtype:
+        raise _WrongError("dtype")
+    if not _finite(weights):
+        raise _WrongError("not_finite")
     told = scores.double().tolist()
-    if not all(map(asked.metric.possible, told[:SCORES])) or any(
-        loss < 0 for loss in told[SCORES:]
-    ):
+    wrong = [loss < 0 or LARGEST_SCORE < loss < math.inf for loss in told[SCORES:]]
+    if not all(map(asked.metric.possible, told[:SCORES])) or any(wrong):
         raise _WrongError("range")
     digest = answer.head.get("digest")
     return JudgedAnswer(told, predictor, "" if digest is None else _sha256(digest))
