@@ -13,7 +13,8 @@ import json
 import logging
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +54,6 @@ from .protocol import (
     setup_message,
     unsigned,
 )
-from .sent_log import write_down
 from .sharing import LARGEST_SHARE, unpacked
 from .site_folder import SiteFolder
 from .terms import Agreement, Experiment, Request, experiment_of
@@ -380,6 +380,32 @@ class SiteHandler:
     def _agreed(self, head: Mapping[str, Any]) -> str:
         """The experiment that the site has just agreed to, if the message was about one."""
         return next(reversed(self._open), "") if head.get("kind") == "agree" else ""
+
+
+def write_down(
+    log: Path, head: Mapping[str, Any], reply: bytes, experiment: str, told: Sequence[str] = ()
+) -> None:
+    """Append a line about the answer to a message; ``experiment`` if the message names none.
+
+    ``told`` names what the answer holds; a refusal holds its reason.
+    """
+    refused = refused_by(reply)
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "kind": _short(head.get("kind"), 40),
+        "experiment": _short(head.get("experiment", experiment), 64),
+        "round": round if isinstance(round := head.get("round"), int) else None,
+        "told": [*told] if refused is None else [f"refused: {refused[0]}"],
+        "bytes": len(reply),
+        "sha256": digest(reply),
+    }
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _short(value: Any, most: int) -> str:
+    """A text of a message; what is no text is not written out, however deep it is."""
+    return value[:most] if isinstance(value, str) else ""
 
 
 def allowed_code(folder: SiteFolder) -> Code:

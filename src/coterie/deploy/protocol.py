@@ -33,7 +33,8 @@ from ..engines.remote import SETUP, SiteState, Transport
 from ..errors import EngineError
 from ..storage.files import MOST_BYTES, parsed, strict
 from . import keys
-from .terms import Count, Plain, Sha256, SiteCounts
+from .documents import Sha256
+from .terms import Count, Plain, SiteCounts
 
 MOST_WHY = 500  # characters of the sentence with which a site refuses
 MAGIC, SIGNATURE = b"coterie1", 64  # how a signed message begins; bytes of a signature

@@ -38,7 +38,6 @@ SHARED_DATA = ("scale",)  # fields of [data] that all sites have to share
 
 
 Count = Annotated[int, Field(ge=0, le=10**12)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Plain = Annotated[str, Field(pattern=r"^[ -~]{1,100}$")]  # what may be shown and stored
 Sites = Annotated[tuple[Plain, ...], Field(min_length=1, max_length=10_000)]
 Many = Annotated[int, Field(ge=1, le=10**9)]
