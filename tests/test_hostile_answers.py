@@ -93,7 +93,8 @@ SCORES = {
     "integers": lambda s, p: (s.long(), p),
     "no predictor": lambda s, p: (s, ()),
     "huge losses": lambda s, p: (torch.cat([s[:2], s[2:] * 0 + 1e300]), p),
-    "another type": lambda s, p: (s, Mixture(p.weights.half(), p.models.half())),
+    "another type": lambda s, p: (s, Mixture(p.weights, p.models.half())),
+    "integer weights": lambda s, p: (s, Mixture(p.weights.long(), p.models)),
     "no weights": lambda s, p: (s, Mixture(p.weights * np.nan, p.models)),
 }
 

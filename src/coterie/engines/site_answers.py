@@ -1,6 +1,7 @@
 """Reads the answers of sites: nothing in them is trusted, and whatever is wrong is a reason."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -81,7 +82,7 @@ class Assessment(NamedTuple):
     round: int
     metric: Metric
     width: int  # numbers of a model
-    dtype: torch.dtype  # of these numbers
+    dtype: torch.dtype  # of a model's numbers
 
 
 def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnswer:
@@ -95,7 +96,7 @@ def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnsw
     fits &= models.shape in ((len(weights), 0), (len(weights), asked.width))
     if not fits or not scores.is_floating_point():
         raise _WrongError("shape")
-    if not weights.dtype == models.dtype == asked.dtype:
+    if not weights.is_floating_point() or models.dtype != asked.dtype:
         raise _WrongError("dtype")
     if not _finite(weights):
         raise _WrongError("not_finite")
@@ -158,7 +159,9 @@ def _padded(predictors: Sequence[Mixture | None]) -> Mixture:
     sizes = {one.models.shape[1] for one in known}
     size = sizes.pop() if len(sizes) == 1 and len(known) == len(predictors) else 0
     first = known[0] if known else Mixture(torch.zeros(1), torch.zeros(1, 0))
-    weights = first.weights.new_zeros(len(predictors), width)
+    types = Counter(one.weights.dtype for one in known)  # one site does not decide for all
+    dtype = max(types, key=lambda kind: (types[kind], kind.itemsize), default=torch.float32)
+    weights = torch.zeros(len(predictors), width, dtype=dtype)
     models = first.models.new_zeros(len(predictors), width, size)
     for at, one in enumerate(predictors):
         if one is not None:
