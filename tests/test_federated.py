@@ -18,10 +18,10 @@ from coterie.deploy.federated import federated
 from coterie.deploy.folders import FederationFolder
 from coterie.deploy.handler import SiteHandler
 from coterie.deploy.holdings import Holdings, told_counts
-from coterie.deploy.protocol import Nothing, Proposal, Signed, refused_by, setup_message
+from coterie.deploy.protocol import Nothing, Proposal, Signed, setup_message
 from coterie.deploy.site_folder import SiteFolder
 from coterie.deploy.terms import SiteCounts
-from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
+from coterie.engines.codec import Message, decode, digest, encode, read_head, refused_by, vocabulary
 from coterie.errors import EngineError, StoreError
 from coterie.runs.config.loading import load, merge
 from coterie.runs.plan import Plan

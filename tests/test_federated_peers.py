@@ -11,10 +11,9 @@ from coterie.core.algorithm import Mixture, client_digest
 from coterie.deploy import peer_site, peers
 from coterie.deploy.peer_site import PeerSite
 from coterie.deploy.peers import run_among_peers
-from coterie.deploy.protocol import refusal, refused_by
 from coterie.deploy.site_folder import SiteFolder
 from coterie.deploy.site_model import export_site
-from coterie.engines.codec import Message, decode, encode
+from coterie.engines.codec import Message, decode, encode, refusal, refused_by
 from coterie.engines.site import MODEL
 from coterie.errors import ConfigError, EngineError
 from coterie.runs.config.loading import load, merge

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from coterie.core import tree
 from coterie.core.algorithm import Mixture
 from coterie.deploy.protocol import gain_answered, setup_message
-from coterie.engines.codec import LENGTH, Message, decode, encode, read_head, vocabulary
+from coterie.engines.codec import LENGTH, Message, decode, encode, read_head, refusal, vocabulary
 from coterie.errors import EngineError
 from coterie.runs.config.loading import merge
 from fuzz.answers import mutated
@@ -159,7 +159,6 @@ def test_a_hostile_answer_before_the_rounds_is_one_message_that_names_its_site(
 
 def test_a_run_that_every_site_refuses_is_an_error(folders):
     handlers = {name: handler_of(folder) for name, folder in folders.items()}
-    from coterie.deploy.protocol import refusal
 
     for answer, said in ((refusal("stale_state"), "every site refuses"), ("lost", "no site took")):
         spoil = lambda name, round, own, answer=answer: answer if round >= 0 else own  # noqa: E731

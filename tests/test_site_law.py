@@ -34,13 +34,12 @@ from coterie.deploy.protocol import (
     Proposal,
     Signed,
     payload_of,
-    refused_by,
     setup_message,
 )
 from coterie.deploy.running import withdraw
 from coterie.deploy.sums import MODULUS, masked, moments_of, sums_of, to_hex, total_of
 from coterie.deploy.terms import Request
-from coterie.engines.codec import Message, decode, encode, read_head, vocabulary
+from coterie.engines.codec import Message, decode, encode, read_head, refused_by, vocabulary
 from coterie.engines.site import MODEL
 from coterie.runs.config.loading import merge
 from coterie.runs.plan import Plan

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ..data.partition import Fold
+from ..engines.codec import is_digest
 from ..engines.site import RoundHead
 from ..errors import ConfigError, StoreError, did_you_mean
 from ..storage import files
@@ -122,7 +123,7 @@ class Approvals:
     def approved(self, name: str) -> Approval:
         """The approval of a request by its id; refused if it has none, or no longer."""
         path = self._approved(name)
-        if not {*name} <= {*"0123456789abcdef"} or not path.is_file():
+        if not is_digest(name) or not path.is_file():
             raise ForbiddenError("not_approved", f"no request {name[:12]} was approved")
         found = _read(path)
         if found.request.id != name:

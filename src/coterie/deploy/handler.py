@@ -23,7 +23,7 @@ from .. import __version__
 from ..core.imports import Code
 from ..core.metrics import METRICS
 from ..data.data_schema import Schema
-from ..engines.codec import digest, read_head
+from ..engines.codec import digest, is_digest, read_head, refusal, refused_by
 from ..engines.site import Disclosure, RoundHead, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
 from ..runs import environment
@@ -49,8 +49,6 @@ from .protocol import (
     Proposal,
     arrays_of,
     payload_of,
-    refusal,
-    refused_by,
     setup_message,
     unsigned,
 )
@@ -308,7 +306,7 @@ class SiteHandler:
 
     def _place(self, experiment: str) -> Path:
         """The folder of an experiment that was agreed to."""
-        if len(experiment) != 64 or not {*experiment} <= {*"0123456789abcdef"}:
+        if not is_digest(experiment):
             raise ForbiddenError("unreadable", "an experiment is known by its sha256")
         folder = self._folder.experiments / experiment
         if not (folder / AGREEMENT).is_file():

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..core.messages import REASONS
-from ..engines.codec import Message, decode, encode
+from ..engines.codec import Message, decode, encode, refused_by
 from ..engines.remote import PASSING, Transport
 from ..errors import ConfigError, EngineError
 from ..runs.config.schema import Config, GuardTable
@@ -36,7 +36,6 @@ from ..training.rounds import participants
 from .federated import Federated, federation_of
 from .peer_part import serverless
 from .peer_site import PeerStep
-from .protocol import refused_by
 
 PROGRESS = "peers.json"  # in the folder of a run
 TRIES = 2  # attempts with the same sites before those that failed are left out

@@ -22,13 +22,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.messages import REASONS
 from ..core.metrics import METRICS
 from ..core.paired_tests import SiteGain
 from ..data.arrays import Scale
 from ..data.data_schema import Schema
 from ..data.partition import Fold
-from ..engines.codec import Message, decode, encode, read_head
+from ..engines.codec import Message, decode, encode, refused_by
 from ..engines.remote import SETUP, SiteState, Transport
 from ..errors import EngineError
 from ..storage.files import MOST_BYTES, parsed, strict
@@ -36,7 +35,6 @@ from . import keys
 from .documents import Sha256
 from .terms import Count, Plain, SiteCounts
 
-MOST_WHY = 500  # characters of the sentence with which a site refuses
 MAGIC, SIGNATURE = b"coterie1", 64  # how a signed message begins; bytes of a signature
 Payload = TypeVar("Payload")
 Number = Annotated[str, Field(pattern=r"^[0-9a-f]{1,176}$")]
@@ -180,20 +178,6 @@ def _text(data: bytes) -> str:
         return bytes(body.flatten().numpy()).decode()
     except UnicodeDecodeError as error:
         raise EngineError(f"a message is no text ({error})") from error
-
-
-def refusal(reason: str, why: str = "") -> bytes:
-    """A site's answer that it does not do what it was asked, with a sentence for the operator."""
-    return encode(Message({"refused": reason, "why": why[:MOST_WHY]}))
-
-
-def refused_by(data: bytes) -> tuple[str, str] | None:
-    """The reason and the sentence of a refusal; None if the answer is none."""
-    head: Mapping[str, Any] = read_head(data)
-    if "refused" not in head:
-        return None
-    reason, why = str(head["refused"]), str(head.get("why", ""))
-    return reason if reason in REASONS else "refused", why[:MOST_WHY]
 
 
 # ---- signed --------------------------------------------------------------------------------------

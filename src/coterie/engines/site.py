@@ -29,7 +29,7 @@ from ..core.tree import Tree
 from ..errors import EngineError
 from ..storage import files
 from ..storage.files import parsed, strict
-from .codec import Message, decode, digest, encode, vocabulary
+from .codec import Message, decode, digest, encode, is_digest, refusal, vocabulary
 from .loop import LoopBackend
 
 STATES, REPLY = "states", "reply.bin"
@@ -70,7 +70,7 @@ class StateFiles:
 
     def read(self, sha: str) -> bytes | None:
         """The state with this sha256; None if it is not here, or no longer as it was written."""
-        for path in self._folder.glob(f"*-{_hex(sha)}.bin"):
+        for path in self._folder.glob(f"*-{sha}.bin") if is_digest(sha) else ():
             data = path.read_bytes()
             if digest(data) == sha:
                 return data
@@ -97,11 +97,6 @@ class StateFiles:
         for path in {*stored} - {*now} | {*now[1 : -self._kept]}:  # the first: before round 0
             if path.stem.partition("-")[2] not in wanted:
                 path.unlink(missing_ok=True)
-
-
-def _hex(sha: str) -> str:
-    """The sha256 as it may occur in a file name; a text that is none matches no file."""
-    return sha if len(sha) == 64 and set(sha) <= set("0123456789abcdef") else "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,10 +129,10 @@ class Site:
         message = decode(data, types)
         head = parsed(json.dumps(dict(message.head)), RoundHead, "message")
         if head.client != self.client:
-            return refused("wrong_client")
+            return refusal("wrong_client")
         stored = self.states.read(head.base)
         if stored is None:
-            return refused("stale_state")
+            return refusal("stale_state")
         answer = self._local if head.kind == "local" else self._predict
         with located(self.algorithm, self.problem.model.module):
             base = None if again else head.base
@@ -216,11 +211,6 @@ class Site:
         backend = LoopBackend(self.problem, self.shards())
         clients = torch.tensor([self.client], device=self.problem.device)
         return backend, round_of(self.problem, asked.round, asked.horizon, clients)
-
-
-def refused(reason: str) -> bytes:
-    """The reply of a site that does not do what it was asked, with the reason."""
-    return encode(Message({"refused": reason}))
 
 
 def judged(metric: str, pairs: Sequence[tuple[Path, Path]]) -> SiteGain:

@@ -15,11 +15,10 @@ from ..core.metrics import LARGEST_SCORE, Metric
 from ..core.tree import Tree
 from ..errors import EngineError
 from .base import Evaluation, Predicted
-from .codec import Message, Types, decode
+from .codec import Message, Types, decode, is_digest, refused_by
 
 WIDEST = 1024  # models of one site's predictor
 SCORES = 2  # of the metric, before the losses: see Evaluation
-HEX = {*"0123456789abcdef"}
 Read = TypeVar("Read")
 
 
@@ -37,11 +36,8 @@ def read_answer(
     if isinstance(data, str):
         return Rejection(client, data if data in REASONS else "lost")
     try:
-        answer = decode(data, types)
-        if "refused" in answer.head:
-            reason = str(answer.head["refused"])
-            return Rejection(client, reason if reason in REASONS else "refused")
-        return read(answer)
+        answer, refused = decode(data, types), refused_by(data)
+        return read(answer) if refused is None else Rejection(client, refused[0])
     except EngineError:
         return Rejection(client, "unreadable")
     except _WrongError as error:
@@ -119,9 +115,9 @@ def _round(head: Mapping[str, Any], client: int) -> int:
 
 
 def _sha256(text: Any) -> str:
-    if not isinstance(text, str) or len(text) != 64 or not {*text} <= HEX:
+    if not is_digest(text):
         raise _WrongError("fields")
-    return text
+    return str(text)
 
 
 def _finite(leaf: Tensor) -> bool:
