@@ -337,6 +337,20 @@ def test_masked_sites_give_the_digest_and_answer_no_set_that_shows_one_of_them(f
     assert refused_by(attacker.ask(message)) is not None
 
 
+def test_masks_never_hide_two_different_sums(folders):
+    """The owner cuts a column: it is left out from then on, and the difference would be its sum."""
+    lines = "\n".join(f'{n} = "{one.public_part().box}"' for n, one in folders.items())
+    change = ("\n[partners]\n", f"\n[partners]\n{lines}\n"), ("masked = false", "masked = true")
+    attacker = Attacker({**folders, "ash": edited(folders["ash"], *change)})
+    attacker.approved()
+    first = attacker.report()
+    attacker.folders["ash"] = edited(folders["ash"], ("\n[ranges]\n", "\n[ranges]\na = [-1, 1]\n"))
+    attacker.restart()
+    assert attacker.reason(setup_message("describe", Approved(attacker.request.id))) is None
+    assert refused_by(attacker.divide())[0] == "policy"
+    assert first.masked
+
+
 def in_another_order(schema):
     told = json.loads(schema)
     return json.dumps({**told, "columns": told["columns"][::-1]})
@@ -374,14 +388,14 @@ def test_another_schema_shows_no_sum_behind_masks_or_noise(folders, rule):
 def test_masked_sums_of_two_sets_never_show_one_site(tmp_path):
     (tmp_path / "division").mkdir()
     division = SiteDivision(tmp_path, "a", (0.2, 0.2))
-    division.mask("first", "abcd", 0, by_hand=False)
-    division.mask("first", "abcd", 0, by_hand=False)
+    division.mask("first", "abcd", "of some rows", by_hand=False)
+    division.mask("first", "abcd", "of some rows", by_hand=False)
     for others in ("abc", "abce", "abef"):  # all sets of three of four sites show each of them
         with pytest.raises(ChangedError, match="may see single sites'"):
-            division.mask("second", others, 0, by_hand=False)
-    with pytest.raises(ChangedError, match="rows have changed"):
-        division.mask("first", "abcd", 1, by_hand=False)
-    division.mask("second", "abc", 0, by_hand=True)  # 'd' left before it had answered
+            division.mask("second", others, "of some rows", by_hand=False)
+    with pytest.raises(ChangedError, match="have changed"):
+        division.mask("first", "abcd", "of others", by_hand=False)
+    division.mask("second", "abc", "of some rows", by_hand=True)  # 'd' left before it had answered
 
 
 def test_noise_is_the_same_whenever_it_is_asked_for(folders):

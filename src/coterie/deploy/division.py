@@ -187,18 +187,19 @@ class SiteDivision:
             made.write(self._path / f"{what}-{made.number:04d}.npz")
         return Release(made.number, np.isin(columns.names, [*left]))
 
-    def mask(self, context: str, clients: Iterable[str], release: int, *, by_hand: bool) -> None:
+    def mask(self, context: str, clients: Iterable[str], sums: str, *, by_hand: bool) -> None:
         """Note that masked sums leave for a set of sites; ChangedError if they would show one's.
 
+        ``sums`` is a keyed hash of them: others under the same masks would show their difference.
         Totals of several sets may be combined to show a single site's sums (of four sites the four
         sets of three do), so another set needs an approval by hand.
         """
         path, now = self._path / MASKED, sorted(clients)
         stored = files.read_json(path) if path.exists() else {}
-        if stored.get(context, {}).get("release", release) != release:
+        if stored.get(context, {}).get("sums", sums) != sums:
             raise ChangedError(
-                "this site's rows have changed since its masked sums left; expected the same rows, "
-                "or a new request, which has new masks"
+                "this site's rows or [ranges] have changed since its masked sums left; expected "
+                "the same, or a new request, which has new masks"
             )
         for before in (one["clients"] for one in stored.values()):
             if before != now and not by_hand:
@@ -207,7 +208,7 @@ class SiteDivision:
                     "coordinator may see single sites'; expected the same set, or an approval by "
                     "hand"
                 )
-        files.write_json(path, stored | {context: {"clients": now, "release": release}})
+        files.write_json(path, stored | {context: {"clients": now, "sums": sums}})
 
 
 class Release(NamedTuple):

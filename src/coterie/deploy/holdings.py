@@ -222,16 +222,17 @@ class Holdings:
             )
         numbers = found.numbers
         if rule.masked:
-            clients, context = asked.request.clients, asked.request.id
+            clients, secret = asked.request.clients, self._folder.secret()
             shared = self.shared_secrets(clients)
             if len(shared) < 2:
                 raise DataError(
                     f"site.toml: [statistics] masked needs two other sites; found {len(shared)}"
                 )
-            self.division.mask(context, clients, release.number, by_hand=asked.by_hand)
             # other columns, or another order, have masks of their own: equal ones would cancel
-            every = json.dumps([context, names]).encode()
-            numbers = tuple(masked(found, self._folder.name, shared, every))
+            context = json.dumps([asked.request.id, names])
+            plain = hmac.digest(secret, repr(numbers).encode(), "sha256").hex()
+            self.division.mask(context, clients, plain, by_hand=asked.by_hand)
+            numbers = tuple(masked(found, self._folder.name, shared, context.encode()))
         told = [f"{n}: {k} values" for n, k in zip(names, found.known, strict=True) if k]
         left_out = [n for n, k in zip(names, found.known, strict=True) if not k]
         if left_out:
