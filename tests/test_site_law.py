@@ -886,15 +886,6 @@ def test_a_line_that_was_cut_off_when_the_power_failed_was_not_answered(finished
     assert all(len(json.loads(line)) == 5 for line in lines)
 
 
-def test_strangers_write_nothing_into_the_log(folders):
-    attacker, log = Attacker(folders), folders["ash"].sent
-    attacker.ask(setup_message("who", Nothing()))
-    before = log.read_text()
-    for _ in range(100):
-        attacker.handler.answer(b"junk")
-    assert log.read_text() == before
-
-
 def test_a_private_round_is_answered_in_one_form(folders):
     """Another form would cost an epsilon that nobody counts."""
     transport = Recorded({name: handler_of(folder) for name, folder in folders.items()})
