@@ -886,6 +886,24 @@ def test_a_line_that_was_cut_off_when_the_power_failed_was_not_answered(finished
     assert all(len(json.loads(line)) == 5 for line in lines)
 
 
+@pytest.mark.parametrize("method", ["federico", "fedem", "circle"])
+def test_whose_models_a_site_uses_leaves_with_its_consent_alone(folders, method):
+    """The weights of its predictor left with its scores, whatever [consent] shown said."""
+    folders["ash"] = edited(folders["ash"], ("shown = true", "shown = false"))
+    types, told = vocabulary(METHODS[method]()), []
+
+    def seen(name, round, answer):
+        if name == "ash" and round >= 0:
+            _, found = decode(answer, types).body
+            told.append(found if "state" in read_head(answer) else found.weights.tolist())
+        return answer
+
+    handlers = {name: handler_of(folder) for name, folder in folders.items()}
+    executed(setting_of(merge(ASKED, {"algorithm.name": method}), InProcess(handlers, seen)))
+    assert all(one in ((), [1.0]) for one in told)
+    assert [1.0] in told
+
+
 def test_a_private_round_is_answered_in_one_form(folders):
     """Another form would cost an epsilon that nobody counts."""
     transport = Recorded({name: handler_of(folder) for name, folder in folders.items()})

@@ -189,14 +189,16 @@ class Site:
         scores = torch.tensor(columns, dtype=torch.float64)
         predictor: Mixture = tree.row(found.mixture, 0)
         told: dict[str, Any] = {"round": round.index, "client": self.client}
+        has_model = (predictor.weights != 0).any()
         if last:
-            served_at_all = bool((predictor.weights != 0).any())
             if base is not None:  # else it was kept when the message came first
-                self.keep(predictor, found.outcomes, columns[0] if served_at_all else math.nan)
+                self.keep(predictor, found.outcomes, columns[0] if has_model else math.nan)
             told["digest"] = client_digest(predictor)
-        sent = self.discloses.models and last and asked.collect
-        models = predictor.models if sent else predictor.models[:, :0]
-        return encode(Message(told, (scores, Mixture(predictor.weights, models))))
+        if not (
+            self.discloses.models and last and asked.collect
+        ):  # weights say whose models it uses
+            predictor = Mixture(has_model[None].to(scores), predictor.models[:1, :0])
+        return encode(Message(told, (scores, predictor)))
 
     def keep(self, predictor: Mixture, outcomes: Outcomes | None, score: float) -> None:
         """Store the final predictor, and its answers for :func:`judged`."""
