@@ -215,11 +215,12 @@ class Limits(NamedTuple):
     """What one site may cost the coordinator; times are in seconds."""
 
     message: int  # bytes of a message or an answer
-    silence: float = 30.0  # without a sign of life, after which a site is offline
+    # without a sign of life, after which a site is offline: on a busy machine it starts within 40
+    silence: float = 90.0
     poll: float = 15.0  # the longest wait of one poll
     patience: float = 30.0  # with a connection without a request, a slow body, a slow reader
     rate: float = 16 * 1024.0  # bytes per second by which a body is allowed more time
-    requests: int = 4  # that one site has open at once; each may hold one message in memory
+    requests: int = 4  # that one site has open at once; one of them may bring an answer
     connections: int = 16  # that one site has open at once
     strangers: int = 128  # connections that have not shown an admitted certificate
 
