@@ -38,6 +38,20 @@ def named_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
 
 
 @pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Type a command; its exit code, stdout and stderr."""
+    from coterie import cli
+
+    def call(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[float], None]], None]:
     """Set what happens at each look at a cell that another process runs, instead of a pause."""
 
