@@ -4,12 +4,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 from support import OPEN
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("busy", deadline=None)  # the machine may have other work
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)
