@@ -572,6 +572,18 @@ def test_a_method_alone_is_not_best_nor_are_the_others_compared_without_it(study
     assert judged(alone, values, Claim("", "best", ("fedavg",)))[0] == [NOT_RUN]
 
 
+def test_a_claim_is_partial_where_fewer_columns_or_methods_are_asked_for(study, sweep_study):
+    places = ["result", *(column.name for column in sweep_study.columns)]
+    found = [(p, m, s) for p in places for m in ("local", "fedavg") for s in range(3)]
+    values = {one: float(len(one[1])) for one in found}
+    claim = Claim("", "above", ("fedavg", "local"))
+    assert judged(sweep_study, values, claim)[0] == [HOLDS]
+    assert judged(restricted(sweep_study, columns=("val=0.1",)), values, claim)[0] == [PARTIAL]
+    two = restricted(study, methods=("local", "fedavg"))
+    best = claim._replace(relation="best", methods=("fedavg",))
+    assert judged(two, values, claim, best)[0] == [HOLDS, PARTIAL]
+
+
 def test_a_claim_whose_runs_are_missing_is_not_run(study):
     claims = (Claim("", "above", ("fedavg", "local")), Claim("", "best", ("fedavg",)))
     values = {("result", "fedavg", 0): 5.0, ("result", "local", 1): 3.0}

@@ -172,7 +172,8 @@ def _compared(
     methods = claim.methods
     if claim.relation == "best" and column is not None:
         own, _, _ = methods[0].partition("@")
-        labels = [m.label for m in column.config.methods() if m.label.partition("@")[0] != own]
+        here = [method.label for method in column.config.methods()]
+        labels = [m for m in (*here, *outcome.study.unasked) if m.partition("@")[0] != own]
         # ours are not the paper's rivals
         printed = outcome.study.printed.get(column.name) or labels
         methods = (*methods, *(label for label in labels if label in printed))
