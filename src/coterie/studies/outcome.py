@@ -42,9 +42,8 @@ RELATIONS: dict[str, Relation] = {
         by + sign * (found[0] - other) for other in found[1:] for sign in (1, -1)
     ],
     "at_least": lambda found, by: [found[0] - by],
-    "at_most": lambda found, by: [by - found[0]],
 }
-FEWEST = {"at_least": 1, "at_most": 1}  # methods that a relation compares; 2 for all others
+FEWEST = {"at_least": 1}  # methods that a relation compares; 2 for all others
 
 
 class Interval(NamedTuple):

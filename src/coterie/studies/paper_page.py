@@ -126,7 +126,7 @@ class Paper:
         lines += [*_claims(self.main), ""]
         lines += [*(f"![{text}]({PICTURES}/{file})\n" for file, text in pictures.items())]
         lines += ["## Its tables and figures", "", *self._tables(), "## Missing", ""]
-        lines += [*self._missing(), ""]
+        lines += [*self._missing(), "", *self._tried(), ""]
         return "\n".join(lines).rstrip() + "\n"
 
     def _tables(self) -> Iterator[str]:
@@ -156,6 +156,12 @@ class Paper:
         waits = [one.card.about for one in self.states if one.card.about.waits]
         yield ""
         yield from dict.fromkeys(f"- {about.id} waits: {about.waits}" for about in waits)
+
+    def _tried(self) -> Iterator[str]:
+        """Settings that were tried and abandoned."""
+        for card, scale, _ in self.states:
+            if tried := card.scales.get(scale, {}).get("tried"):
+                yield f"- {card.about.id}, scale {scale}, tried and left: {tried}"
 
     def drawn(self) -> Iterator[tuple[str, str, Markup]]:
         """The file, the description and the drawing of each picture: the paper beside ours.

@@ -54,8 +54,8 @@ class Claim(NamedTuple):
 
     ``relation`` is ``above`` or ``below`` (the first method against each of the others), ``rises``
     or ``falls`` (each method against the one before), ``best``, ``level`` (two methods, ``margin``
-    apart at most), ``at_least`` or ``at_most`` (one method against the value ``margin``). A method
-    is a label, or ``label | column`` for its number in that column, whichever column is judged.
+    apart at most), or ``at_least`` (one method against the value ``margin``). A method is a label,
+    or ``label | column`` for its number in that column, whichever column is judged.
     """
 
     text: str
