@@ -28,11 +28,10 @@ PAPERS = ("FedFomo", "FedeRiCo", "PaFL", "WAFFLE", "FedAMP")
 MOST_DRAWN = 3  # pictures of a paper
 LONGEST = 110  # characters of a claim in a table
 LEGEND = """\
-A claim is *judged* at one scale, with all its columns, all its methods and three seeds or more: it
-*holds* or *fails* by the 95 % intervals over seeds of its comparisons, or is *undecided*. *Decides*
-shows the comparison on which that depends: by how much it holds, with its interval. With less a
-claim is *partial*; `+` or `-` says whether the means so far agree. *Ours* is our variant of the
-method. Claims are in our words. [Paper cards](../cards.md) describe the scales."""
+A claim, in our words, is judged at one scale, with all its columns, all its methods and three seeds
+or more, by the 95 % intervals over seeds of its comparisons; *decides* shows the one on which that
+depends. With less it is *partial*; `+` or `-` says whether the means so far agree. *Ours* is our
+variant of the method. [Paper cards](../cards.md) describe claims and scales."""
 
 
 class CardState(NamedTuple):
