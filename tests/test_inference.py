@@ -287,6 +287,34 @@ def test_a_client_with_one_unit_is_not_judged():
     assert [(one.p, one.judged) for one in found] == [(1.0, False)] * 2
 
 
+def test_one_sample_is_one_unit():
+    assert not of_counts(1, 0, 1).judged
+    assert of_counts(2, 0, 2).judged
+
+
+@pytest.mark.parametrize("rows", [(3, 200), (10, 200), (5, 5), (10, 10), (20, 20, 20)])
+@pytest.mark.parametrize("discordant", [0.1, 0.3])
+def test_few_rows_that_agree_by_chance_are_no_claim_about_the_sites(rows, discordant):
+    rng, made = np.random.default_rng(0), {}
+    share = [discordant / 2, discordant / 2, 1 - discordant]
+    drawn = [rng.multinomial(n, share, size=2000) for n in rows]
+    claims = []
+    for cells in zip(*(one.tolist() for one in drawn), strict=True):
+        key = tuple((b, c) for b, c, _ in cells)
+        if key not in made:
+            counts = zip(key, rows, strict=True)
+            made[key] = these_sites([of_counts(b, c, n) for (b, c), n in counts]).p < 0.05
+        claims.append(made[key])
+    assert np.mean(claims) < 0.065
+
+
+def test_of_one_site_the_mean_is_the_sites_own_answer():
+    for b, c, n in ((6, 0, 40), (5, 0, 5), (9, 2, 60)):
+        own = of_counts(b, c, n)
+        mean = these_sites([own])
+        assert (mean.gain, mean.low, mean.high, mean.p) == (own.gain, own.low, own.high, own.p)
+
+
 def test_nothing_is_said_where_nothing_is_defined():
     one_class = answers(np.random.default_rng(0).random((9, 3)), np.zeros(9, dtype=int))
     assert client_gain("auc", [(one_class, one_class)]) is None

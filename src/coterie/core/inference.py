@@ -218,8 +218,8 @@ def _half_chi_squared(freedom: float) -> tuple[Floats, Floats]:
 def these_sites(gains: Sequence[Gain]) -> MeanGain | None:
     """B: the mean gain of these sites by the models of this run; None without any site.
 
-    A gain of minus infinity, of a model that diverged, makes the mean a loss whatever the others
-    gain.
+    Of one site it is that site's own test. A gain of minus infinity, of a model that diverged,
+    makes the mean a loss whatever the others gain.
     """
     if not gains:
         return None
@@ -229,6 +229,9 @@ def these_sites(gains: Sequence[Gain]) -> MeanGain | None:
         return MeanGain(side, math.inf, math.inf, side, side, 0.0, len(g))
     spread = float((v**2 / np.array([one.freedom for one in gains])).sum())
     freedom = float(v.sum()) ** 2 / spread if spread > 0 else math.inf  # Satterthwaite's
+    if len(gains) == 1:
+        one = gains[0]
+        return MeanGain(one.gain, math.sqrt(one.variance), freedom, one.low, one.high, one.p, 1)
     return MeanGain.of(float(g.mean()), math.sqrt(float(v.sum())) / len(g), freedom, len(g))
 
 

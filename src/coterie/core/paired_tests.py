@@ -118,15 +118,16 @@ def _accuracy_gain(pairs: Sequence[Pair]) -> Gain:
 def of_counts(wins: int, losses: int, n: int, unit_sums: Floats | None = None) -> Gain:
     """The gain in accuracy where only the first predictor is right on ``wins`` samples of ``n``.
 
-    On ``losses`` only the second is. For the variance, half a sample is added to each of the four
-    cells. ``unit_sums`` are wins minus losses of each unit, where a unit has several samples.
+    On ``losses`` only the second is. ``unit_sums`` are wins minus losses of each unit, where a unit
+    has several samples. One sample or one unit does not tell how sure its gain is.
     """
     gain, variance = 100.0 * (wins - losses) / n, count_variance(wins, losses, n)
     worth, p = 1.0, float(mid_p(wins, losses))
+    if (n if unit_sums is None else len(unit_sums)) < 2:
+        return _unknown(gain, n)
     if unit_sums is not None:
-        dependent, p = 1e4 * _variance_of_sum(unit_sums) / n**2, sign_flip(unit_sums)
-        if math.isinf(dependent):
-            return _unknown(gain, n)
+        units = len(unit_sums)
+        dependent, p = 1e4 * units * float(unit_sums.var(ddof=1)) / n**2, sign_flip(unit_sums)
         worth = min(1.0, float(variance) / dependent) if dependent > 0 else 1.0
     counts = Discordant(wins * worth, losses * worth, n * worth)
     low, high = tango(*counts)
@@ -134,9 +135,13 @@ def of_counts(wins: int, losses: int, n: int, unit_sums: Floats | None = None) -
 
 
 def count_variance(wins: Array | float, losses: Array | float, n: Array | float) -> Floats:
-    """The variance of a gain in accuracy, in squared points."""
+    """The variance of a gain in accuracy, in squared points.
+
+    Half a sample is added to each of the four cells for the shares, and none for their number: few
+    samples that happen to agree would otherwise seem sure.
+    """
     b, c, m = np.asarray(wins) + 0.5, np.asarray(losses) + 0.5, np.asarray(n) + 2.0
-    variance: Floats = 1e4 * (b + c - (b - c) ** 2 / m) / m**2
+    variance: Floats = 1e4 * (b + c - (b - c) ** 2 / m) / (m * np.asarray(n))
     return variance
 
 
@@ -363,12 +368,6 @@ def _unit_sums(units: Array, values: Floats) -> Floats:
     _, place = np.unique(units, return_inverse=True)
     sums: Floats = np.bincount(place, values).astype(np.float64)
     return sums
-
-
-def _variance_of_sum(sums: Floats) -> float:
-    """The variance of the sum of independent units' sums; infinite for a single unit."""
-    count = len(sums)
-    return count * float(sums.var(ddof=1)) if count > 1 else math.inf
 
 
 def _classes(answers: Answers) -> int:

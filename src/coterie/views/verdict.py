@@ -16,7 +16,7 @@ from ..core.paired_tests import Gain
 from ..errors import printable_lines
 from ..runs.run import LOCAL
 from . import words
-from .judgement import Claim, ClientGain, Judgement, claim, contrast, one_deal
+from .judgement import Claim, ClientGain, Judgement, claim, contrast, models_of, one_deal
 from .page import client_index
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _answer(comparison: "Comparison", row: "MethodRow", found: Judgement) -> lis
     return [
         _headline(comparison, found, found.these_sites),
         _scores(row, comparison.metric),
-        *_heads(found),
+        *_heads(comparison, found),
         *_chosen(comparison, row),
         _again(comparison, found),
     ]
@@ -84,7 +84,7 @@ def _sites(comparison: "Comparison", count: int) -> str:
 def _runs(comparison: "Comparison") -> str:
     seeds = len(comparison.seeds)
     if comparison.folds is not None:
-        return f"{comparison.folds} folds, on the mean"
+        return f"{comparison.folds} folds"
     if seeds == 1:
         return "this run"
     return f"these {seeds} runs" if one_deal(comparison) else f"{seeds} deals of the data"
@@ -106,15 +106,17 @@ def _scores(row: "MethodRow", metric: str) -> str:
     )
 
 
-def _heads(found: Judgement) -> list[str]:
+def _heads(comparison: "Comparison", found: Judgement) -> list[str]:
     """A: how many sites are told of a gain and of a loss."""
     count = len(found.clients)
     if count < 2:
         return []
     gain, lose = len(found.shown("better")), found.shown("worse")
     losers = f" ({words.listing(lose)})" if lose else ""
+    several = len(comparison.seeds) > 1 and comparison.folds is None
+    which = f"With the models of {models_of(comparison)}, a" if several else "A"
     return [
-        f"A gain of its own is shown for {gain or 'none'} of {count} sites, a loss for "
+        f"{which} gain of its own is shown for {gain or 'none'} of {count} sites, a loss for "
         f"{len(lose) or 'none'}{losers}."
     ]
 
@@ -127,7 +129,13 @@ def _advice(comparison: "Comparison", found: Judgement, mean: MeanGain) -> str:
     if times > AT_MOST:
         return f" Even {AT_MOST:.0f} times as many test rows would hardly tell."
     now = sum(one.gain.samples for one in found.clients) / max(1, len(found.clients))
-    return f" About {math.ceil(times * now)} test rows per site instead of {now:.0f} might tell."
+    return f" About {_about(times * now)} test rows per site instead of {now:.0f} might tell."
+
+
+def _about(rows: float) -> int:
+    """So many rows, rounded up to two digits."""
+    unit = 10 ** max(0, math.floor(math.log10(rows)) - 1)
+    return int(math.ceil(rows / unit) * unit)
 
 
 def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
@@ -306,17 +314,17 @@ def _sentence(comparison: "Comparison", one: ClientGain | None, rows: int) -> st
     gain, metric, method = one.gain, comparison.metric, words.label(one.method)
     if gain.gain == -math.inf:
         return f"joining with {method} costs you your model: it diverged; {tested}."
-    own = f"your {rows} row{'' if rows == 1 else 's'} alone"
-    if one.claim == "unclear":
-        return f"open: {own} {size_of(gain, metric)}{_why_open(comparison, one)}."
+    own = f"your {rows} rows alone"
+    if one.claim not in ("better", "worse"):
+        return f"open: {own} show {size_of(gain, metric)}{_why_open(comparison, one)}."
     sign, what = (1, "gains") if one.claim == "better" else (-1, "costs")
     points = words.points(metric)
-    value, low, high = _turned((gain.gain, gain.low, gain.high), sign, metric)
-    shown = f"{value}{points} ({own} {low} to {high})"
+    seen, low, high = _turned((gain.gain, gain.low, gain.high), sign, metric)
+    shown = f"{seen}{points} ({own} {low} to {high})"
     if one.with_others is not None:
         value, *ends = _turned(one.with_others, sign, metric)
         others = f"with what the other {one.sites - 1} sites show"
-        shown = f"{value}{points} ({ends[0]} to {ends[1]}, {others}; {own} {low} to {high})"
+        shown = f"{value}{points} ({ends[0]} to {ends[1]}, {others}; {own} {seen}, {low} to {high})"
     return f"joining {what} you {shown} with {method}. Of sites told this at most 1 in 20 is wrong."
 
 
@@ -331,11 +339,11 @@ def _why_open(comparison: "Comparison", one: ClientGain) -> str:
     gain = one.gain
     judged = (comparison.judgements or {})[one.method]
     if judged.claim == "better" and len(judged.clients) > 1:
-        return "; others gain, yours do not confirm it"
+        return "; the sites gain on average, but your rows do not confirm it"
     times = more_rows(gain.gain, math.sqrt(gain.variance))
     if times is None or times > AT_MOST:
         return ""
-    return f"; {max(gain.samples + 1, math.ceil(times * gain.samples))} test rows might tell"
+    return f"; about {max(gain.samples + 1, _about(times * gain.samples))} test rows might tell"
 
 
 def size_of(gain: Gain, metric: str) -> str:
