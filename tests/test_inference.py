@@ -375,9 +375,12 @@ def test_a_site_is_told_by_its_own_test_or_with_the_others():
     p = np.array([0.004, 0.09, 0.11, 0.09, 0.6])
     above = np.array([0.9, 0.995, 0.995, 0.98, 0.995])
     assert told(g, p, above).tolist() == [1, 1, 0, 0, 0]
+    idle = p.copy()
+    idle[2:] = 0.8
+    assert told(g, idle, above).tolist() == [1, 0, 0, 0, 0]  # most sites show nothing
     for own, says in (
-        ([0.001, 0.001, 0.09, 0.09, 0.09], [1, 1, 0, 0, 0]),  # two gain, of three it is open
-        ([0.001, 0.001, 0.001, 0.09, 0.09], [1, 1, 1, 1, 1]),  # three gain
+        ([0.001, 0.001, 0.09, 0.7, 0.7], [1, 1, 0, 0, 0]),  # two gain, of three it is open
+        ([0.001, 0.001, 0.09, 0.09, 0.09], [1, 1, 1, 1, 1]),  # none of them shows nothing
         ([0.001, 0.001, 0.001, 0.001, 0.11], [1, 1, 1, 1, 0]),  # its own samples do not agree
     ):
         assert told(np.ones(5), np.array(own), np.full(5, 0.5)).tolist() == says
@@ -410,17 +413,21 @@ def test_a_site_that_diverged_is_told_so_and_not_pooled():
     assert math.isnan(found[0].low)
 
 
-@pytest.mark.parametrize("idle", [1.0, 0.5])
-def test_of_sites_told_few_are_wrong(idle):
-    """Twelve sites of 200 rows; without an effect, or with one of 5 points at half of them."""
-    rng, shape = np.random.default_rng(1), (600, 12)
-    truth = np.where(rng.random(shape) < idle, 0.0, 0.05)
-    wins = rng.binomial(200, 0.05 + truth / 2)
-    losses = rng.binomial(200 - wins, (0.05 - truth / 2) / (0.95 - truth / 2))
-    g = (wins - losses) / 2.0
+@pytest.mark.parametrize(
+    ("sites", "rows", "idle", "gain"),
+    [(12, 200, 1.0, 0.05), (12, 200, 0.5, 0.05), (50, 1000, 0.95, 0.2)],
+)
+def test_of_sites_told_few_are_wrong(sites, rows, idle, gain):
+    """Without an effect; with one at half of the sites; with a large one at few of many sites."""
+    rng, shape = np.random.default_rng(1), (600, sites)
+    truth = np.where(rng.random(shape) < idle, 0.0, gain)
+    share = np.maximum(0.1, truth * 1.2)
+    wins = rng.binomial(rows, (share + truth) / 2)
+    losses = rng.binomial(rows - wins, (share - truth) / (2 - share - truth))
+    g = 100.0 * (wins - losses) / rows
     v = np.array(
         [
-            inference.pooled_variances(np.stack([w, c, np.full(12, 200)], 1))
+            inference.pooled_variances(np.stack([w, c, np.full(sites, rows)], 1))
             for w, c in zip(wins, losses, strict=True)
         ]
     )

@@ -357,7 +357,7 @@ def test_without_honest_validation_data_the_choice_is_on_test_data_and_says_so()
 
 def test_warnings_come_last():
     found = verdict_of([math.nan, *range(1, 11)], weak={"site-0": "no test data"})
-    assert found.endswith("Beware: not enough data to judge site-0 (no test data).")
+    assert found.endswith("Beware: too little data at site-0 (no test data).")
     assert found.startswith("For 10 of 11 sites")
     copied = comparison_of(("local",)).runs[0]
     copy = run_of("fedprox", who=copied.roster, test=copied.test)
