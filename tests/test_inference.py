@@ -203,8 +203,7 @@ def test_the_variance_is_that_of_a_slow_bootstrap(metric):
 
 
 @pytest.mark.parametrize("metric", OTHERS)
-def test_without_a_difference_one_is_seldom_claimed(metric, monkeypatch):
-    monkeypatch.setattr(paired_tests, "REPLICATES", 100)
+def test_without_a_difference_one_is_seldom_claimed(metric):
     rng = np.random.default_rng(3)
     claims = [client_gain(metric, [some_outcomes(metric, rng, n=60)]).p < 0.05 for _ in range(200)]
     assert np.mean(claims) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
@@ -249,14 +248,19 @@ def test_nothing_is_claimed_of_an_auc_below_ten_of_a_class():
     assert client_gain("auc", [(answers(good, y), answers(bad, y))]).judged
 
 
-def test_stratified_draws_keep_every_class():
+@pytest.mark.parametrize("parts", [200, 10])
+def test_what_is_left_out_leaves_every_class_its_weight(parts, monkeypatch):
+    monkeypatch.setattr(paired_tests, "MOST_PARTS", parts)
     stratum = np.repeat([0, 1, 2], [5, 30, 1])
-    weights = paired_tests._drawn(stratum, np.bincount(stratum))
-    for which, n in enumerate((5, 30, 1)):
-        np.testing.assert_allclose(weights[:, stratum == which].sum(1), n)
-    values = np.random.default_rng(0).normal(size=30)
-    drawn = (weights[:, stratum == 1] @ values / 30).var()
-    assert drawn == pytest.approx(values.var(ddof=1) / 30, rel=0.25)
+    weights, which = paired_tests._left_out(stratum, np.bincount(stratum))
+    for one, n in enumerate((5, 30, 1)):
+        np.testing.assert_allclose(weights[:, stratum == one].sum(1), n)
+    assert np.bincount(which).tolist() == [5, min(30, parts)]
+    for one, n in enumerate((5, 30)):  # of a mean it is the usual variance
+        values = np.random.default_rng(0).normal(size=n)
+        left = weights[which == one][:, stratum == one] @ values / n
+        found, usual = (len(left) - 1) * left.var(), values.var(ddof=1) / n
+        assert found == pytest.approx(usual, rel=1e-9 if len(left) == n else 0.5)
 
 
 def test_a_class_whose_samples_agree_is_not_certain():
