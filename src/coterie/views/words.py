@@ -49,8 +49,8 @@ def number(value: float, metric: str, sign: bool = False, places: int | None = N
 
 
 def numbers(values: Sequence[float], metric: str) -> list[str]:
-    """Scores as text, all with as many decimals as the first."""
-    places = _places(values[0], metric)
+    """Scores as text, all with as many decimals as the largest of them needs."""
+    places = _places(max((abs(x) for x in values if math.isfinite(x)), default=0.0), metric)
     return [number(value, metric, places=places) for value in values]
 
 
