@@ -122,6 +122,25 @@ class Comparison:
         pairs = [(run, self.of_seed(run.seed)[LOCAL]) for run in self.of_method(method)]
         return np.array([metrics.gains(run.last, local.last, self.metric) for run, local in pairs])
 
+    def site_scores(self, method: str) -> Floats:
+        """Each client's score ``[clients]`` by the models that its own answer is about.
+
+        They are those of the first seed, or of all folds: then a client's score is of all its rows.
+        """
+        runs = self.of_method(method)
+        scores = np.array([run.last for run in runs[: 1 if self.folds is None else None]])
+        sizes = np.array([run.roster.n_test for run in runs[: len(scores)]], dtype=np.float64)
+        if metrics.METRICS[self.metric].test != "counts":
+            sizes = np.ones_like(scores)
+        sizes[np.isnan(scores)] = 0.0
+        with np.errstate(invalid="ignore"):
+            found: Floats = np.where(sizes > 0, scores * sizes, 0.0).sum(0) / sizes.sum(0)
+        return found
+
+    def site_gain(self, method: str) -> Floats:
+        """Each client's gain ``[clients]`` over its own local model, by the same models."""
+        return metrics.gains(self.site_scores(method), self.site_scores(LOCAL), self.metric)
+
     @cached_property
     def rows(self) -> tuple[MethodRow, ...]:
         """One row per method."""
