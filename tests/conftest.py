@@ -1,15 +1,20 @@
 """Tests use one thread each: two workers share two cores, and results do not depend on it."""
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
 from support import OPEN
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("busy", deadline=None)  # the machine may have other work
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +32,7 @@ def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def named_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Name the C++ compiler by ``CXX``, as a user does; ``""`` names none."""
-    from coterie.compiled.kernels import native
+    native: Any = importlib.import_module("coterie.compiled.kernels.native")  # it is optional
 
     def name(command: str) -> None:
         monkeypatch.setenv("CXX", command)
@@ -35,6 +40,20 @@ def named_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
 
     yield name
     native.compiler.cache_clear()
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Type a command; its exit code, stdout and stderr."""
+    from coterie import cli
+
+    def call(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return call
 
 
 @pytest.fixture
