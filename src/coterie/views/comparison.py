@@ -101,6 +101,16 @@ class Comparison:
         """The name of the metric."""
         return self.runs[0].metric
 
+    @property
+    def trainings(self) -> str:
+        """What the runs of one method are called: seeds or folds."""
+        return "seeds" if self.folds is None else "folds"
+
+    @property
+    def told_of(self) -> str:
+        """The runs of :meth:`told` in words."""
+        return f"seed {self.seeds[0]}" if self.folds is None else f"{self.folds} folds"
+
     def of_method(self, method: str) -> tuple[Run, ...]:
         """The runs of one method, one per seed."""
         return tuple(run for run in self.runs if run.method == method)
@@ -108,6 +118,22 @@ class Comparison:
     def of_seed(self, seed: int) -> dict[str, Run]:
         """The histories of one seed, by method."""
         return {run.method: run for run in self.runs if run.seed == seed}
+
+    def told(self, method: str) -> tuple[Run, ...]:
+        """The runs that answers to one client are about: the first seed's, or all folds'."""
+        return self.of_method(method)[: None if self.folds is not None else 1]
+
+    def client_scores(self, method: str) -> Floats:
+        """Each client's score in the last round, as it is told to the client ``[clients]``."""
+        return metrics.mean_known(np.array([run.last for run in self.told(method)]).T)
+
+    def client_differences(self, method: str) -> Floats:
+        """Each client's gain over its own local model, as it is told to the client."""
+        return metrics.mean_known(self.gains(method)[: len(self.told(method))].T)
+
+    def test_rows(self, client: int) -> int:
+        """How many rows test a client's model: with folds, all of its rows."""
+        return sum(int(run.roster.n_test[client]) for run in self.told(LOCAL))
 
     def gains(self, method: str) -> Floats:
         """Each client's gain over its own local model ``[seeds, clients]``; positive is better."""

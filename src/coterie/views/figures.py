@@ -257,14 +257,14 @@ MOST_DOTS = 300  # of a panel; of more sites, only every n-th is drawn
 
 
 def scatters(comparison: "Comparison", best: str) -> list[Panel]:
-    """One panel per method beside Local, of means over seeds; the recommended method first.
+    """One panel per method beside Local, of the first seed or of all folds; the recommended first.
 
     Sites without a score in either run are left out.
     """
-    alone = metrics.mean_known(np.array([run.last for run in comparison.of_method(LOCAL)]).T)
+    alone = comparison.client_scores(LOCAL)
     names, metric = comparison.of_method(LOCAL)[0].roster.clients, comparison.metric
     return [
-        scatter(method, alone, metrics.mean_known(comparison.gains(method).T), names, metric)
+        scatter(method, alone, comparison.client_differences(method), names, metric)
         for method in _beside_local(comparison, best)
     ]
 
@@ -353,7 +353,7 @@ def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
     roster = comparison.of_method(method)[0].roster
     judged = (comparison.judgements or {}).get(method)
     tests = {one.client: one for one in judged.clients} if judged else {}
-    first = comparison.gains(method)[0]
+    first = comparison.client_differences(method)
     rows = []
     for i, name in enumerate(roster.clients):
         one, size = tests.get(name), int(roster.n_train[i])

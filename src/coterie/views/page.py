@@ -218,7 +218,7 @@ def _site_exposure(
 
 
 class ClientLine(NamedTuple):
-    """One row of the table of clients: the scores of one client in the runs of the first seed."""
+    """One row of the table of clients: the scores that one client is told."""
 
     name: str
     samples: int
@@ -242,7 +242,7 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "answers": comparison.answers,
             "facts": [
                 *facts_of(comparison.runs),
-                ("seeds" if comparison.folds is None else "folds", str(len(comparison.seeds))),
+                (comparison.trainings, str(len(comparison.seeds))),
             ],
             "alarms": [alarm for row in comparison.rows for alarm in row.alarms],
             "rejected": rejected_of(comparison.runs),
@@ -259,7 +259,8 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "panels": figures.panels(comparison, best),
             "scatters": scatters(comparison, best),
             "helping": helping_of(comparison, best),
-            "seed": comparison.seeds[0],
+            "trainings": comparison.trainings,
+            "told": comparison.told_of,
             "seeds": len(comparison.seeds),
             "heads": [words.label(method) for method in comparison.methods],
             "clients": _clients(comparison, best),
@@ -315,16 +316,14 @@ def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
 def clinical_of(
     comparison: "Comparison", best: str, choice: ClinicalChoice | None
 ) -> ClinicalView | None:
-    """The clinical numbers of the recommended method and of Local, of the first seed."""
-    first = comparison.of_seed(comparison.seeds[0])
-    shown = [method for method in dict.fromkeys((best, LOCAL)) if method in first]
-    return clinical_view({method: first[method] for method in shown}, choice)
+    """The clinical numbers of the recommended method and of Local."""
+    return clinical_view({m: comparison.told(m) for m in dict.fromkeys((best, LOCAL))}, choice)
 
 
 def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
-    first = comparison.of_seed(comparison.seeds[0])
-    roster, metric = first[LOCAL].roster, comparison.metric
-    gained = comparison.gains(best)[0]
+    roster, metric = comparison.runs[0].roster, comparison.metric
+    scores = {method: comparison.client_scores(method) for method in comparison.methods}
+    gained = comparison.client_differences(best)
     found = (comparison.judgements or {}).get(best)
     judged = {one.client: one for one in found.clients} if found else {}
 
@@ -339,7 +338,7 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
         ClientLine(
             name,
             int(roster.n_train[i]),
-            tuple(words.number(float(first[m].last[i]), metric) for m in comparison.methods),
+            tuple(words.number(float(each[i]), metric) for each in scores.values()),
             words.number(gain_of(i, name), metric, sign=True),
             ends(name) if name in judged else words.NONE,
             judged[name].claim if name in judged else "unclear",
@@ -375,7 +374,7 @@ def run_page(run: Run, choice: ClinicalChoice | None = None) -> str:
             "best": words.label(run.method),
             "own": False,
             "exposed": exposed({run.method: [run]}),
-            "clinical": clinical_view({run.method: run}, choice),
+            "clinical": clinical_view({run.method: [run]}, choice),
             "costs": _costs(summary),
             "rounds": [_round_line(line, run.metric) for line in run.lines],
             "clients": _client_lines(run, relied),

@@ -248,8 +248,9 @@ def notes(comparison: "Comparison") -> list[str]:
             fold = judgement.median_fold(comparison, choice.method)
             found[0] += " " + FOR_USE.format(f"{fold.method}/seed-{fold.seed}")
     for method in dict.fromkeys([LOCAL if choice is None else choice.method, LOCAL]):
-        if said := companions(comparison.of_method(method)):
-            found.append(f"{words.label(method)}, all test rows: {said}.")
+        if said := companions(comparison.told(method)):
+            seed = f" of {comparison.told_of}" if len(comparison.seeds) > 1 else ""
+            found.append(f"{words.label(method)}, all test rows{seed}: {said}.")
     found += [MERGED] if any(run.merge_val for run in comparison.runs) else []
     lacking = {c: None for run in comparison.runs for c in run.roster.without_validation}
     if lacking and MERGED not in found:
@@ -332,8 +333,7 @@ def to_html(shown: Table) -> Markup:
 def comparison_text(comparison: "Comparison", further: Sequence[str] = ()) -> str:
     """The table, with further columns, and the verdict, as ``repr`` shows them."""
     seeds = len(comparison.seeds)
-    what = "seeds" if comparison.folds is None else "folds"
-    over = f", mean ± deviation over {seeds} {what}" if seeds > 1 else ""
+    over = f", mean ± deviation over {seeds} {comparison.trainings}" if seeds > 1 else ""
     title = f"{METRICS[comparison.metric].title} of {len(comparison.methods)} methods{over}"
     shown = to_text(methods_table(comparison, further))
     return "\n\n".join([title, shown, *notes(comparison), comparison.verdict])
