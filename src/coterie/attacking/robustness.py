@@ -231,7 +231,7 @@ def _suited(data: Dataset, attacks: Sequence[str]) -> Sequence[str]:
         return attacks
     told = "; ".join(f"{name}: {reason}" for name, reason in lacking.items())
     if set(attacks) != set(ATTACKS):
-        raise DataError(f"--attacks: {told}, leave {', '.join(lacking)} out")
+        raise DataError(f"--attacks: found {told}; leave {', '.join(lacking)} out")
     warnings.warn(CoterieWarning(f"left out for this data: {told}"), stacklevel=2)
     return [name for name in attacks if name not in lacking]
 

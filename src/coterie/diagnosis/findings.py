@@ -6,7 +6,7 @@ change nothing, and what they find may be right as it is.
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -422,13 +422,30 @@ def _spellings(federation: Federation) -> list[str]:
             for pair in pairs
         ),
         *(
-            f"column '{odd.column}': no other client uses the categories of '{odd.client}' "
-            f"({some(odd.own)}); the others use {some(odd.others)}; check that they mean the "
-            "same by it"
-            for odd in codings(federation)
-            if odd.column not in told
+            _coded(column, list(odd))
+            for column, odd in groupby(codings(federation), lambda one: one.column)
+            if column not in told
         ),
     ]
+
+
+def _coded(column: str, odd: list[Coding]) -> str:
+    """One warning for a column, of however many clients have categories of their own."""
+    if len(odd) == 1:
+        (one,) = odd
+        return (
+            f"column '{column}': no other client uses the categories of '{one.client}' "
+            f"({some(one.own)}); the others use {some(one.others)}; check that they mean the same "
+            "by it"
+        )
+    own = [
+        f"'{one.client}' ({', '.join(one.own[:2])}{', …' if one.own[2:] else ''})" for one in odd
+    ]
+    return (
+        f"column '{column}': {len(odd)} clients use categories that no other client uses: "
+        f"{some(own)}; a model learns nothing of them from others: where two mean the same, write "
+        "them one way"
+    )
 
 
 def score_warnings(sites: Sequence[SiteRow], metric: str) -> list[str]:
@@ -454,8 +471,8 @@ def score_warnings(sites: Sequence[SiteRow], metric: str) -> list[str]:
     if coarse and METRICS[metric].targets == "classes":
         found.append(
             f"{len(coarse)} of {len(sites)} clients have test data that shows only large gains of "
-            f"their own: {some(coarse)}; the mean over clients may still tell, and --folds 5 tests "
-            "all of their samples"
+            f"their own (test samples or units: the smallest gain): {some(coarse)}; the mean over "
+            "clients may still tell, and --folds 5 tests all of their samples"
         )
     return found
 

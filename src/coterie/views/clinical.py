@@ -15,7 +15,7 @@ from scipy.special import betaincinv, expit, logit
 
 from ..core import metrics
 from ..core.answers import Answers, outcomes_of
-from ..core.metrics import BESIDE, METRICS, Array, Floats, mean_known
+from ..core.metrics import BESIDE, BY_CLASS, METRICS, Array, Floats, mean_known
 from ..core.paired_tests import LEVEL
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import JudgedRows, Run
@@ -463,7 +463,7 @@ def estimated_score(metric: str, answers: Answers) -> Estimate | None:
     again = [metrics.scores(metric, values, targets, some) for some in weights]
     scale = 100.0 if METRICS[metric].percent else 1.0
     found = estimate(value / scale, np.concatenate([[], *again]) / scale, proportion_of=alike)
-    if metric == "balanced_accuracy":
+    if metric == BY_CLASS:
         found = _of_shares(found, values, targets, units)
     return Estimate(*(scale * part for part in found))
 

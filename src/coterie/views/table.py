@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
 from ..core.inference import MeanGain
@@ -66,6 +67,11 @@ def _some_federated(comparison: "Comparison") -> bool:
     return any(not math.isnan(row.federated_accuracy.mean) for row in comparison.rows)
 
 
+def _groups_known(comparison: "Comparison") -> bool:
+    """Whether the true groups of the clients are known."""
+    return any(run.roster.groups is not None for run in comparison.runs)
+
+
 def _score(name: str) -> Callable[["MethodRow", "Comparison"], str]:
     """A function that gives the cell for a field of the row that is a score over seeds."""
     return lambda row, on: words.spread(getattr(row, name), on.metric)
@@ -87,6 +93,9 @@ def _alone(row: "MethodRow", on: "Comparison") -> str:
 def _worse_off(row: "MethodRow", on: "Comparison") -> str:
     if row.method == LOCAL:
         return words.NONE
+    if on.folds is not None:  # a client is one, however many folds it has
+        gained = on.client_differences(row.method)
+        return f"{(gained < 0).sum()} of {np.isfinite(gained).sum()}"
     clients = row.compared // max(1, len(on.of_method(row.method)))
     return f"{words.count(row.worse_than_local)} of {clients}"
 
@@ -129,6 +138,7 @@ COLUMNS = (
         "in group",
         "share of the weight on other clients, over all rounds, inside the true group",
         lambda row, _: words.share(row.in_group_weight),
+        shown=_groups_known,
     ),
     TableColumn(
         "best by val.",
