@@ -1,5 +1,6 @@
 """Whose models entered a client's: nobody else's data changes its bits, and the card names them."""
 
+import html
 import re
 from dataclasses import replace
 
@@ -169,7 +170,11 @@ def test_collaborators_are_the_same_in_every_output(found):
         assert row[1:] == [share[one.name], words.part(one.last), words.part(one.entered)]
     (row,) = cells(run_page(run), "cedar", str(run.roster.n_train[at]))
     assert f"{known[0].name} ({share[known[0].name]})" in row
-    peers = [row[1] for row in cells(site_page(made, "cedar")) if row[0].startswith("peer ")]
+    peers = [
+        html.unescape(row[1])
+        for row in cells(site_page(made, "cedar"))
+        if row[0].startswith("peer ")
+    ]
     assert peers == [*share.values(), *["0 %"] * (len(run.roster) - 1 - len(share))]
     answer = made.client("cedar")
     assert {*answer.helpers} <= {*share}

@@ -104,7 +104,7 @@ class Comparison:
     @property
     def trainings(self) -> str:
         """What the runs of one method are called: seeds or folds."""
-        return "seeds" if self.folds is None else "folds"
+        return "folds" if self.folds is not None else "seed" if len(self.seeds) == 1 else "seeds"
 
     @property
     def told_of(self) -> str:

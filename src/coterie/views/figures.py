@@ -103,7 +103,7 @@ def method_curves(
     """One line per method with a band over seeds, over rounds or over what ``axis`` shows."""
     left, top, bottom = 38.0, 12.0, 36.0
     height = max(320.0, top + bottom + 15 * (len(drawn) + 2))  # room for all names
-    right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
+    right = 14 + 8.8 * max(len(words.label(method)) for method in drawn)
     grid = ticks(*_extent([scores for curve in drawn.values() for scores in curve[1:]]))
     first, last = (
         f(float(curve.x[k]) for curve in drawn.values()) for f, k in ((min, 0), (max, -1))
@@ -343,7 +343,9 @@ def panels(comparison: "Comparison", best: str) -> list[Panel]:
         better, worse = (sum(row.claim == claim for row in rows) for claim in ("better", "worse"))
         title = f"{name}: each site's gain over training alone"
         drawn = draw(rows[::step], comparison.metric, title, colour(method))
-        counts = f"shown: {better} better, {worse} worse{_one_of(step)}"
+        tested = (comparison.judgements or {}).get(method)
+        shown = f"shown: {better} better, {worse} worse"
+        counts = f"{shown if tested and tested.tested else 'not tested'}{_one_of(step)}"
         made.append(Panel(name, colour(method), counts, drawn))
     return made
 

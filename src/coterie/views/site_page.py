@@ -145,7 +145,8 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
         score = words.number(float(found.client_scores(method)[i]), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:
-            gain, shown = size_of(one.gain, found.metric), one.claim
+            tested = (found.judgements or {})[method].tested
+            gain, shown = size_of(one.gain, found.metric), one.claim if tested else "not tested"
         lines.append((words.label(method), score, gain, shown if method != LOCAL else ""))
     return lines
 
