@@ -11,7 +11,7 @@ import pytest
 import coterie
 from coterie.core.answers import Answers
 from coterie.core.metrics import BESIDE
-from coterie.errors import CoterieWarning, DataError
+from coterie.errors import CoterieError, CoterieWarning, DataError
 from coterie.views import words
 from coterie.views.clinical import clinical_run, companions, estimated_score
 from coterie.views.page import page
@@ -171,3 +171,13 @@ def test_attacks_that_need_images_are_left_out_of_a_table(table):
     assert {row.attack for row in found.rows} & {"A7", "A10"} == set()
     with pytest.raises(DataError, match=r"--attacks: found A7: a backdoor.*leave A7 out"):
         coterie.attack(given, attacks=["A1", "A7"], rounds=1)
+
+
+def test_gains_have_the_names_of_the_clients(folds):
+    best = folds.choice.method
+    assert [*folds.gains(best)] == list(SITES)
+    assert [*folds.gains(best).values()] == folds.client_differences(best).tolist()
+    told = {one.client: one.gain.gain for one in folds.judgements[best].clients}
+    assert told == pytest.approx({name: folds.gains(best)[name] for name in told})
+    with pytest.raises(CoterieError, match=r"no method is called 'fedafg'.*fedavg"):
+        folds.gains("fedafg")

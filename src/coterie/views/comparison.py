@@ -128,14 +128,26 @@ class Comparison:
         return metrics.mean_known(np.array([run.last for run in self.told(method)]).T)
 
     def client_differences(self, method: str) -> Floats:
-        """Each client's gain over its own local model, as it is told to the client."""
-        return metrics.mean_known(self.gains(method)[: len(self.told(method))].T)
+        """The values of :meth:`gains`, in the order of the clients."""
+        return metrics.mean_known(self.gains_by_seed(method)[: len(self.told(method))].T)
 
     def test_rows(self, client: int) -> int:
         """How many rows test a client's model: with folds, all of its rows."""
         return sum(int(run.roster.n_test[client]) for run in self.told(LOCAL))
 
-    def gains(self, method: str) -> Floats:
+    def gains(self, method: str) -> dict[str, float]:
+        """What each client gained over its own local model, by name; NaN where it has no score.
+
+        Of the first seed, or the mean over folds, as the page has it; positive is better.
+        """
+        if method not in self.methods:
+            raise ConfigError(
+                f"no method is called '{method}'; {did_you_mean(method, self.methods)}"
+            )
+        found = self.client_differences(method).tolist()
+        return dict(zip(self.runs[0].roster.clients, found, strict=True))
+
+    def gains_by_seed(self, method: str) -> Floats:
         """Each client's gain over its own local model ``[seeds, clients]``; positive is better."""
         pairs = [(run, self.of_seed(run.seed)[LOCAL]) for run in self.of_method(method)]
         return np.array([metrics.gains(run.last, local.last, self.metric) for run, local in pairs])
@@ -310,7 +322,7 @@ def _row(comparison: Comparison, method: str) -> MethodRow:
     runs = comparison.of_method(method)
     locals_ = [comparison.of_seed(r.seed)[LOCAL] for r in runs]
     found = [summarise(r, None, alone) for r, alone in zip(runs, locals_, strict=True)]
-    gained = comparison.gains(method)
+    gained = comparison.gains_by_seed(method)
 
     def over(name: str) -> OverSeeds:
         return statistics.over_seeds([summary[name] for summary in found])
