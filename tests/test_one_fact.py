@@ -84,19 +84,19 @@ def test_a_sites_rows_are_all_of_its_rows_over_folds(folds):
         assert re.search(rf"{size} (test )?rows?", folds.client(site).sentence)
         assert "<dt>rows of this site, each tested in one fold</dt>" in own
         assert "training rows" not in own
-        (row, _) = [line for line in cells(own, site) if len(line) > 6]
+        (row,) = [line for line in cells(own, site) if len(line) > 6]
         assert row[2] == str(size)
 
 
 def test_what_stands_beside_an_auc_is_the_pages_row_of_all_sites(folds):
     whole, best = page(folds), folds.choice.method
     for method in (best, "local"):
-        (row,) = cells(whole, "all sites", words.label(method))
+        rows = (["all sites", *row][-11:] for row in cells(whole) if len(row) > 9)
+        row = next(row for row in rows if row[1:3] == [words.label(method), str(sum(SIZES))])
         beside = companions(folds.told(method))
         for name, value in zip(("AUPRC", "balanced accuracy"), row[5:7], strict=True):
             assert f"{name} {value} %" in beside
         assert f"Brier score {row[8]}" in beside
-        assert row[2] == str(sum(SIZES))
         assert f"{words.label(method)}, all test rows of 3 folds: {beside}." in repr(folds)
     runs = folds.told("local")
     means = np.nanmean([clinical_run([run]).sites[0].beside for run in runs], axis=0)
