@@ -181,3 +181,16 @@ def test_gains_have_the_names_of_the_clients(folds):
     assert told == pytest.approx({name: folds.gains(best)[name] for name in told})
     with pytest.raises(CoterieError, match=r"no method is called 'fedafg'.*fedavg"):
         folds.gains("fedafg")
+
+
+def test_a_card_without_a_score_does_not_speak_of_one(table, tmp_path):
+    run = coterie.run(
+        config(table), method="fedamp", set={"data.test": 0.2}, out=str(tmp_path / "run")
+    )
+    out = coterie.export(run.path, SITES[3], tmp_path / "model")
+    card, told = (out / "README.md").read_text("utf-8"), (out / "config.json").read_text("utf-8")
+    assert "It has no test score: there are no positives among the client's 3" in card
+    assert "It was not judged: it has no test score." in card
+    assert "the score is itself uncertain" not in card
+    assert card.startswith("# Model of Île aux Cerfs, trained by FedAMP\n")
+    assert '"entered": 0.0,' not in told  # who entered has a part, however small
