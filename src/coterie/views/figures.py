@@ -358,13 +358,11 @@ def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
     first = comparison.client_differences(method)
     rows = []
     for i, name in enumerate(roster.clients):
-        one, size = tests.get(name), int(roster.n_train[i])
-        if one is None:
-            rows.append(GainRow(i, name, size, float(first[i]), math.nan, math.nan, None))
-        else:
-            gain = one.gain
-            claim = one.claim if judged and judged.tested else None
-            rows.append(GainRow(i, name, size, gain.gain, gain.low, gain.high, claim))
+        one, low, high = tests.get(name), math.nan, math.nan
+        if one is not None:
+            low, high = one.gain.low, one.gain.high
+        claim = one.claim if one is not None and judged and judged.tested else None
+        rows.append(GainRow(i, name, int(roster.n_train[i]), float(first[i]), low, high, claim))
     return sorted(rows, key=lambda row: -row.size)
 
 

@@ -325,9 +325,6 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
     found = (comparison.judgements or {}).get(best)
     judged = {one.client: one for one in found.clients} if found else {}
 
-    def gain_of(i: int, name: str) -> float:
-        return judged[name].gain.gain if name in judged else float(gained[i])
-
     def ends(name: str) -> str:
         low, high = judged[name].gain.low, judged[name].gain.high
         return f"{words.number(low, metric)} to {words.number(high, metric)}"
@@ -337,10 +334,10 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
             name,
             int(roster.n_train[i]),
             tuple(words.number(float(each[i]), metric) for each in scores.values()),
-            words.number(gain_of(i, name), metric, sign=True),
+            words.number(float(gained[i]), metric, sign=True),
             ends(name) if name in judged else words.NONE,
             judged[name].claim if name in judged else "unclear",
-            gain_of(i, name) < 0,
+            bool(gained[i] < 0),
         )
         for i, name in enumerate(roster.clients)
     ]
