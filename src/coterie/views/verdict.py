@@ -228,7 +228,7 @@ def _warnings(comparison: "Comparison") -> list[str]:
         for i, name in enumerate(roster.clients)
         if math.isnan(scores[i]) and comparison.test_rows(i) and name not in roster.weak
     ]
-    if no_score:
+    if no_score and comparison.runs[0].outcomes is not None:  # else a site may not have answered
         title = METRICS[comparison.metric].title
         parts.append(f"the test rows of {words.listing(no_score)} have no {title}")
     weak = {c: lack for run in comparison.runs for c, lack in run.roster.weak.items()}
