@@ -40,8 +40,10 @@ def told(text: str, key: str) -> set[str]:
 
 
 def test_compare_and_verify_print_one_value_each(command, tmp_path):
-    code, value, err = command("compare", *QUICK, "--out", "mine")
+    asked = ["--contrast", "fedavg,local", "--like-these"]
+    code, value, err = command("compare", *QUICK, "--out", "mine", *asked)
     assert code == 0
+    assert value["contrast"]["sentence"] == "FedAvg against Local: cannot tell: run 5 seeds."
     assert {*value} == documented("compare")
     assert "local, seed 0" in err
     assert [row["method"] for row in value["methods"]] == ["local", "fedavg"]

@@ -63,7 +63,7 @@ def cells(text: str, *first: str) -> list[list[str]]:
 
 def test_the_gain_of_a_site_over_folds_is_one_number(folds):
     whole, best = page(folds), folds.choice.method
-    scores = {m: folds.client_scores(m) for m in folds.methods}
+    scores = {m: folds.site_scores(m) for m in folds.methods}
     for i, site in enumerate(SITES):
         gain = words.number(scores[best][i] - scores["local"][i], "auc", sign=True)
         titles = re.findall(rf"<title>{site}: ([+−]?[0-9.]+)[ ;<]", whole)
@@ -97,7 +97,7 @@ def test_what_stands_beside_an_auc_is_the_pages_row_of_all_sites(folds):
         for name, value in zip(("AUPRC", "balanced accuracy"), row[5:7], strict=True):
             assert f"{name} {value} %" in beside
         assert f"Brier score {row[8]}" in beside
-        assert f"{words.label(method)}, all test rows of 3 folds: {beside}." in repr(folds)
+        assert f"{words.label(method)} (mean of 3 folds), all test rows: {beside}." in repr(folds)
     runs = folds.told("local")
     means = np.nanmean([clinical_run([run]).sites[0].beside for run in runs], axis=0)
     assert clinical_run(runs).sites[0].beside == pytest.approx(means)
@@ -105,7 +105,7 @@ def test_what_stands_beside_an_auc_is_the_pages_row_of_all_sites(folds):
 
 def test_worse_off_counts_a_site_once_over_folds(folds):
     (row,) = cells(page(folds), "FedAvg", words.spread(folds.rows[1].mean, "auc"))
-    lost = int((folds.client_differences("fedavg") < 0).sum())
+    lost = int((folds.site_gain("fedavg") < 0).sum())
     assert row[3] == f"{lost} of 4"
     assert f"{lost} of 4 below training alone" in page(folds)
 
@@ -119,7 +119,7 @@ def test_a_verdict_on_some_sites_says_over_whom_its_means_are(folds):
 
 def test_a_site_without_a_score_is_named(table):
     found = coterie.compare(config(table), set={"data.test": 0.2})
-    empty = [s for s, x in zip(SITES, found.client_scores("local"), strict=True) if math.isnan(x)]
+    empty = [s for s, x in zip(SITES, found.site_scores("local"), strict=True) if math.isnan(x)]
     assert empty
     assert f"the test rows of {words.listing(empty)} have no AUC" in found.verdict
 
@@ -176,7 +176,7 @@ def test_attacks_that_need_images_are_left_out_of_a_table(table):
 def test_gains_have_the_names_of_the_clients(folds):
     best = folds.choice.method
     assert [*folds.gains(best)] == list(SITES)
-    assert [*folds.gains(best).values()] == folds.client_differences(best).tolist()
+    assert [*folds.gains(best).values()] == folds.site_gain(best).tolist()
     told = {one.client: one.gain.gain for one in folds.judgements[best].clients}
     assert told == pytest.approx({name: folds.gains(best)[name] for name in told})
     with pytest.raises(CoterieError, match=r"no method is called 'fedafg'.*fedavg"):

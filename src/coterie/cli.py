@@ -132,7 +132,7 @@ def compare(
     with watching(asked, len(asked.methods()) * len(asked.seeds), **trackers) as watch:
         found = api.compare_config(asked, [watch])
     if as_json:
-        show_json(comparison_value(found))
+        show_json(comparison_value(found, pair or None, like_these))
     else:
         show_comparison(found, further, pair or None, like_these)
 

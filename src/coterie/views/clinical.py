@@ -15,7 +15,7 @@ from scipy.special import betaincinv, expit, logit
 
 from ..core import metrics
 from ..core.answers import Answers, outcomes_of
-from ..core.metrics import BESIDE, BY_CLASS, METRICS, Array, Floats, mean_known
+from ..core.metrics import BESIDE, BY_CLASS, METRICS, RARE, Array, Floats, mean_known
 from ..core.paired_tests import LEVEL
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import JudgedRows, Run
@@ -276,7 +276,7 @@ def clinical_run(runs: Sequence[Run], choice: ClinicalChoice | None = None) -> C
 
     Of folds, the scores of a client are means over folds, and all else is of all rows together.
     """
-    choice = choice or ClinicalChoice()
+    choice = scarce_outcome(runs, choice)
     parts = [_client_rows(run) for run in runs]
     if any(part is None for part in parts) and choice.positive is not None:
         raise ConfigError(
@@ -291,6 +291,16 @@ def clinical_run(runs: Sequence[Run], choice: ClinicalChoice | None = None) -> C
     own = [_of_folds(runs[0].metric, folds, choice) for folds in sites]
     numbers = tuple(site.numbers for site in own if site is not None)
     return ClinicalRun(*together[:3], numbers, together.numbers)
+
+
+def scarce_outcome(runs: Sequence[Run], choice: ClinicalChoice | None = None) -> ClinicalChoice:
+    """The choice, with the first of two classes as the outcome if few test samples have it."""
+    choice, rows = choice or ClinicalChoice(), runs[0].roster.rows
+    targets = [run.outcomes.targets for run in runs if run.outcomes is not None]
+    if choice.positive is None and targets and rows is not None and len(rows.classes) == 2:
+        first = float((np.concatenate(targets) == 0).mean())
+        choice = choice._replace(positive=rows.classes[int(first >= RARE)])
+    return choice
 
 
 def _client_rows(run: Run) -> list[tuple[Answers, JudgedRows]] | None:
@@ -351,10 +361,11 @@ def companions(runs: Sequence[Run]) -> str:
     They are those of all sites together that the page shows. Empty for a metric of another kind,
     and where the answers are not known.
     """
-    found = _together(runs, ClinicalChoice()) if runs[0].metric in BESIDE else None
+    found = _together(runs, scarce_outcome(runs)) if runs[0].metric in BESIDE else None
     if found is None or (calibrated := found.numbers.calibration) is None:
         return ""
-    parts = [
+    parts = [f"outcome “{found.outcome}”"]
+    parts += [
         f"{METRICS[name].title} {score:.1f} %"
         for name, score in zip(BESIDE, found.numbers.beside, strict=True)
         if name != runs[0].metric

@@ -106,11 +106,6 @@ class Comparison:
         """What the runs of one method are called: seeds or folds."""
         return "folds" if self.folds is not None else "seed" if len(self.seeds) == 1 else "seeds"
 
-    @property
-    def told_of(self) -> str:
-        """The runs of :meth:`told` in words."""
-        return f"seed {self.seeds[0]}" if self.folds is None else f"{self.folds} folds"
-
     def of_method(self, method: str) -> tuple[Run, ...]:
         """The runs of one method, one per seed."""
         return tuple(run for run in self.runs if run.method == method)
@@ -122,14 +117,6 @@ class Comparison:
     def told(self, method: str) -> tuple[Run, ...]:
         """The runs that answers to one client are about: the first seed's, or all folds'."""
         return self.of_method(method)[: None if self.folds is not None else 1]
-
-    def client_scores(self, method: str) -> Floats:
-        """Each client's score in the last round, as it is told to the client ``[clients]``."""
-        return metrics.mean_known(np.array([run.last for run in self.told(method)]).T)
-
-    def client_differences(self, method: str) -> Floats:
-        """The values of :meth:`gains`, in the order of the clients."""
-        return metrics.mean_known(self.gains_by_seed(method)[: len(self.told(method))].T)
 
     def test_rows(self, client: int) -> int:
         """How many rows test a client's model: with folds, all of its rows."""
@@ -144,13 +131,32 @@ class Comparison:
             raise ConfigError(
                 f"no method is called '{method}'; {did_you_mean(method, self.methods)}"
             )
-        found = self.client_differences(method).tolist()
+        found = self.site_gain(method).tolist()
         return dict(zip(self.runs[0].roster.clients, found, strict=True))
 
     def gains_by_seed(self, method: str) -> Floats:
         """Each client's gain over its own local model ``[seeds, clients]``; positive is better."""
         pairs = [(run, self.of_seed(run.seed)[LOCAL]) for run in self.of_method(method)]
         return np.array([metrics.gains(run.last, local.last, self.metric) for run, local in pairs])
+
+    def site_scores(self, method: str) -> Floats:
+        """Each client's score ``[clients]`` by the models that its own answer is about.
+
+        They are those of the first seed, or of all folds: then a client's score is of all its rows.
+        """
+        runs = self.told(method)
+        scores = np.array([run.last for run in runs])
+        sizes = np.array([run.roster.n_test for run in runs], dtype=np.float64)
+        if metrics.METRICS[self.metric].test != "counts":
+            sizes = np.ones_like(scores)
+        sizes[np.isnan(scores)] = 0.0
+        with np.errstate(invalid="ignore"):
+            found: Floats = np.where(sizes > 0, scores * sizes, 0.0).sum(0) / sizes.sum(0)
+        return found
+
+    def site_gain(self, method: str) -> Floats:
+        """Each client's gain ``[clients]`` over its own local model, by the same models."""
+        return metrics.gains(self.site_scores(method), self.site_scores(LOCAL), self.metric)
 
     @cached_property
     def rows(self) -> tuple[MethodRow, ...]:

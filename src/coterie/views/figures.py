@@ -257,14 +257,14 @@ MOST_DOTS = 300  # of a panel; of more sites, only every n-th is drawn
 
 
 def scatters(comparison: "Comparison", best: str) -> list[Panel]:
-    """One panel per method beside Local, of the first seed or of all folds; the recommended first.
+    """One panel per method beside Local; the recommended method first.
 
     Sites without a score in either run are left out.
     """
-    alone = comparison.client_scores(LOCAL)
-    names, metric = comparison.of_method(LOCAL)[0].roster.clients, comparison.metric
+    alone, metric = comparison.site_scores(LOCAL), comparison.metric
+    names = comparison.runs[0].roster.clients
     return [
-        scatter(method, alone, comparison.client_differences(method), names, metric)
+        scatter(method, alone, comparison.site_gain(method), names, metric)
         for method in _beside_local(comparison, best)
     ]
 
@@ -331,7 +331,7 @@ class GainRow(NamedTuple):
     gain: float  # NaN if the method does not serve the site
     low: float
     high: float
-    claim: Claim | None  # None if it was not tested
+    claim: Claim | None  # None if it cannot be judged
 
 
 def panels(comparison: "Comparison", best: str) -> list[Panel]:
@@ -343,10 +343,10 @@ def panels(comparison: "Comparison", best: str) -> list[Panel]:
         better, worse = (sum(row.claim == claim for row in rows) for claim in ("better", "worse"))
         title = f"{name}: each site's gain over training alone"
         drawn = draw(rows[::step], comparison.metric, title, colour(method))
-        tested = (comparison.judgements or {}).get(method)
-        shown = f"shown: {better} better, {worse} worse"
-        counts = f"{shown if tested and tested.tested else 'not tested'}{_one_of(step)}"
-        made.append(Panel(name, colour(method), counts, drawn))
+        counts = f"shown: {better} better, {worse} worse"
+        if any(row.claim == "untested" for row in rows):
+            counts = "not tested"
+        made.append(Panel(name, colour(method), f"{counts}{_one_of(step)}", drawn))
     return made
 
 
@@ -355,13 +355,13 @@ def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
     roster = comparison.of_method(method)[0].roster
     judged = (comparison.judgements or {}).get(method)
     tests = {one.client: one for one in judged.clients} if judged else {}
-    first = comparison.client_differences(method)
+    first = comparison.site_gain(method)
     rows = []
     for i, name in enumerate(roster.clients):
         one, low, high = tests.get(name), math.nan, math.nan
         if one is not None:
             low, high = one.gain.low, one.gain.high
-        claim = one.claim if one is not None and judged and judged.tested else None
+        claim = None if one is None else one.claim
         rows.append(GainRow(i, name, int(roster.n_train[i]), float(first[i]), low, high, claim))
     return sorted(rows, key=lambda row: -row.size)
 

@@ -27,7 +27,7 @@ from . import figures, helping, words
 from .clinical import ClinicalChoice
 from .clinical_page import ClinicalView, clinical_view
 from .figures import scatters
-from .judgement import Claim
+from .judgement import Claim, models_of
 from .reliance import MOST_CLIENTS, Reliance, reliance
 from .svg import style
 from .table import methods_table, notes, run_facts, tests, to_html
@@ -218,14 +218,14 @@ def _site_exposure(
 
 
 class ClientLine(NamedTuple):
-    """One row of the table of clients: the scores that one client is told."""
+    """One row of the table of clients: the scores of one client, and its gain."""
 
     name: str
     samples: int
     scores: tuple[str, ...]
     gain: str
     interval: str
-    shown: Claim
+    shown: Claim | str
     worse: bool
 
 
@@ -260,6 +260,7 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "scatters": scatters(comparison, best),
             "helping": helping_of(comparison, best),
             "over": comparison,
+            "models": models_of(comparison),
             "heads": [words.label(method) for method in comparison.methods],
             "clients": _clients(comparison, best),
             "best": words.label(best),
@@ -320,8 +321,8 @@ def clinical_of(
 
 def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
     roster, metric = comparison.runs[0].roster, comparison.metric
-    scores = {method: comparison.client_scores(method) for method in comparison.methods}
-    gained = comparison.client_differences(best)
+    scores = {method: comparison.site_scores(method) for method in comparison.methods}
+    gained = comparison.site_gain(best)
     found = (comparison.judgements or {}).get(best)
     judged = {one.client: one for one in found.clients} if found else {}
 
@@ -333,10 +334,10 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
         ClientLine(
             name,
             int(roster.n_train[i]),
-            tuple(words.number(float(each[i]), metric) for each in scores.values()),
+            tuple(words.number(float(one[i]), metric) for one in scores.values()),
             words.number(float(gained[i]), metric, sign=True),
             ends(name) if name in judged else words.NONE,
-            judged[name].claim if name in judged else "unclear",
+            judged[name].claim if name in judged else words.NONE,
             bool(gained[i] < 0),
         )
         for i, name in enumerate(roster.clients)

@@ -16,6 +16,7 @@ from . import figures, page, words
 from .clinical import ClinicalChoice
 from .clinical_page import clinical_view
 from .comparison import Comparison
+from .judgement import models_of
 from .reliance import MOST_CLIENTS, Reliance, on_others, reliance
 from .verdict import site_answer, size_of
 
@@ -47,6 +48,7 @@ def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None 
             "peers": [] if relied is None else _peer_lines(relied, i, order),
             "by": words.NONE if chosen is None else words.label(chosen[0].method),
             "own": True,
+            "models": f"seed {runs[0].seed}" if compared is None else models_of(compared),
             "clinical": clinical_view(_shown(found), choice, i),
             "exposed": page.exposed(_by_method(runs), i),
             "warned": _warned(found),
@@ -142,11 +144,10 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
     judged = {one.method: one for one in found.client_gains(name)}
     lines: list[tuple[str, ...]] = []
     for method in found.methods:
-        score = words.number(float(found.client_scores(method)[i]), found.metric)
+        score = words.number(float(found.site_scores(method)[i]), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:
-            tested = (found.judgements or {})[method].tested
-            gain, shown = size_of(one.gain, found.metric), one.claim if tested else "not tested"
+            gain, shown = size_of(one.gain, found.metric), one.claim
         lines.append((words.label(method), score, gain, shown if method != LOCAL else ""))
     return lines
 

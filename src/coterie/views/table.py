@@ -94,7 +94,7 @@ def _worse_off(row: "MethodRow", on: "Comparison") -> str:
     if row.method == LOCAL:
         return words.NONE
     if on.folds is not None:  # a client is one, however many folds it has
-        gained = on.client_differences(row.method)
+        gained = on.site_gain(row.method)
         return f"{(gained < 0).sum()} of {np.isfinite(gained).sum()}"
     clients = row.compared // max(1, len(on.of_method(row.method)))
     return f"{words.count(row.worse_than_local)} of {clients}"
@@ -214,15 +214,15 @@ def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
         found = (comparison.judgements or {}).get(row.method)
         if row.paired is None:
             continue
-        mean, again = (None, None) if found is None else (found.these_sites, found.trained_again)
-        p = words.chance(mean.p) if found and found.tested and mean else words.NONE
+        questions = ("these_sites", "trained_again", "sites_like_these")
+        means = [getattr(found, name, None) for name in questions]
+        cells = [_gain_cells(mean, comparison.metric) for mean in means]
+        if found is None or not found.tested:
+            cells[0] = (*cells[0][:2], words.NONE)
         lines.append(
             (
                 words.label(row.method),
-                *_gain_cells(mean, comparison.metric),
-                p,
-                *_gain_cells(again, comparison.metric),
-                words.NONE if again is None else words.chance(again.p),
+                *(cell for some in cells for cell in some),
                 str(row.paired.n),
                 words.chance(row.paired.p),
             )
@@ -230,12 +230,12 @@ def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     return lines
 
 
-def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str]:
-    """A mean gain and its interval."""
+def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str, str]:
+    """A mean gain, its interval and its p-value."""
     if mean is None:
-        return words.NONE, words.NONE
+        return words.NONE, words.NONE, words.NONE
     low, high = (words.number(x, metric) for x in (mean.low, mean.high))
-    return words.number(mean.gain, metric, sign=True), f"{low} to {high}"
+    return words.number(mean.gain, metric, sign=True), f"{low} to {high}", words.chance(mean.p)
 
 
 FOR_USE = "The model for use is that of {}: its validation score is the median of the folds."
@@ -259,8 +259,8 @@ def notes(comparison: "Comparison") -> list[str]:
             found[0] += " " + FOR_USE.format(f"{fold.method}/seed-{fold.seed}")
     for method in dict.fromkeys([LOCAL if choice is None else choice.method, LOCAL]):
         if said := companions(comparison.told(method)):
-            seed = f" of {comparison.told_of}" if len(comparison.seeds) > 1 else ""
-            found.append(f"{words.label(method)}, all test rows{seed}: {said}.")
+            which = f" ({judgement.models_of(comparison)})" if len(comparison.seeds) > 1 else ""
+            found.append(f"{words.label(method)}{which}, all test rows: {said}.")
     found += [MERGED] if any(run.merge_val for run in comparison.runs) else []
     lacking = {c: None for run in comparison.runs for c in run.roster.without_validation}
     if lacking and MERGED not in found:

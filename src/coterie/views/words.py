@@ -1,6 +1,7 @@
 """Numbers and names as people read them."""
 
 import math
+from collections.abc import Sequence
 
 from ..core.metrics import METRICS
 from ..runs.statistics import OverSeeds
@@ -48,6 +49,12 @@ def number(value: float, metric: str, sign: bool = False, places: int | None = N
     return text.lstrip("+-") if float(text) == 0 else text.replace("-", MINUS)
 
 
+def numbers(values: Sequence[float], metric: str) -> list[str]:
+    """Scores as text, all with as many decimals as the largest of them needs."""
+    places = _places(max((abs(x) for x in values if math.isfinite(x)), default=0.0), metric)
+    return [number(value, metric, places=places) for value in values]
+
+
 def plain(value: float, places: int = 2) -> str:
     """A number without a unit as text, with the minus sign that all other numbers have.
 
@@ -63,8 +70,21 @@ def unit(metric: str) -> str:
 
 
 def points(metric: str) -> str:
-    """The text that follows a difference of scores: `` points``, or the metric's name."""
-    return " points" if METRICS[metric].percent else f" {METRICS[metric].title}"
+    """The text that follows a difference of scores: `` points`` or nothing."""
+    return " points" if METRICS[metric].percent else ""
+
+
+def gains(metric: str, loss: bool = False, you: bool = False) -> str:
+    """What joining does, before the size of a gain or of a loss.
+
+    >>> gains("accuracy"), gains("accuracy", loss=True, you=True), gains("rmse"), gains("r2")
+    ('gains', 'costs you', 'lowers the error (RMSE) by', 'raises the R² by')
+    """
+    row = METRICS[metric]
+    if row.percent:
+        return f"{'costs' if loss else 'gains'}{' you' if you else ''}"
+    verb = "raises" if row.higher_is_better != loss else "lowers"
+    return f"{verb} {'your' if you else 'the'} {row.title} by"
 
 
 def spread(value: OverSeeds, metric: str) -> str:
@@ -82,10 +102,10 @@ def interval(gain: float, low: float, high: float, metric: str) -> str:
     'a gain of 5.0 points (95 % interval 1.2 to 8.8)'
     """
     what = "gain" if gain >= 0 else "loss"
-    unit = " points" if METRICS[metric].percent else ""
+    size, *_ = numbers((abs(gain), low, high), metric)
     told = ends(gain, low, high, metric)
     told = told if told == UNKNOWN else f"95 % interval {told}"
-    return f"a {what} of {number(abs(gain), metric)}{unit} ({told})"
+    return f"a {what} of {size}{points(metric)} ({told})"
 
 
 def ends(gain: float, low: float, high: float, metric: str) -> str:
@@ -96,8 +116,7 @@ def ends(gain: float, low: float, high: float, metric: str) -> str:
     """
     if math.isfinite(gain) and math.isinf(low) and math.isinf(high):
         return UNKNOWN
-    places = _places(gain, metric)
-    return " to ".join(number(end, metric, places=places) for end in (low, high))
+    return " to ".join(numbers((gain, low, high), metric)[1:])
 
 
 def gain_cell(gain: float, low: float, high: float, metric: str) -> str:
