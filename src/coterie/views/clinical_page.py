@@ -225,7 +225,7 @@ def _curve(found: Calibration, x: Scale, y: Scale, method: str) -> list[Markup]:
             f"{words.label(method)}: predicted {part.predicted:.2f}, observed {part.observed:.2f}, "
             f"{part.rows} rows"
         )
-        place = {"cx": x(part.predicted), "cy": y(part.observed)}
+        place = {"cx": round(x(part.predicted), 1), "cy": round(y(part.observed), 1)}
         size = 1.6 + 4.0 * math.sqrt(part.rows / most)
         drawn.append(tag("circle", tag("title", told), r=size, class_="dot", fill=ink, **place))
     return drawn

@@ -12,7 +12,7 @@ from ..core.metrics import METRICS, Floats
 from ..runs.run import LOCAL, Run
 from . import words
 from .helping import NAMED_UP_TO, room, short
-from .judgement import Claim
+from .judgement import CLAIMS, Claim
 from .svg import Scale, apart, colour, figure, polyline, tag, ticks
 
 if TYPE_CHECKING:
@@ -425,5 +425,5 @@ def _row(
 def _told(row: GainRow, metric: str) -> str:
     gain = words.number(row.gain, metric, sign=True)
     ends = "" if math.isnan(row.low) else f" ({words.ends(row.gain, row.low, row.high, metric)})"
-    claim = "" if row.claim is None else f", {row.claim}"
-    return f"{row.name}: {gain}{ends}{claim}; {row.size} training samples"
+    claim = f", {row.claim}" if row.claim in CLAIMS.values() else ""
+    return f"{row.name}: {gain}{ends}{claim}; trained on {row.size}"

@@ -220,8 +220,8 @@ def graph(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Mark
         tag(
             "circle",
             tag("title", _told(relied, roster, i)),
-            cx=places[i][0],
-            cy=places[i][1],
+            cx=round(places[i][0], 1),
+            cy=round(places[i][1], 1),
             r=6.0 if K <= NAMED_UP_TO else 3.5,
             class_="node",
             fill=group_colour(int(groups[i])),
