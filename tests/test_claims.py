@@ -12,7 +12,6 @@ from coterie.studies.reproducing import reproduction
 
 # card, the beginning of its claim, methods that it needs
 CLAIMS = [
-    ("P1-T2", "FedFomo is above Local and FedAvg", ("local", "fedavg", "fedfomo@5")),
     ("P1-T3", "FedFomo is above Local and FedAvg", ("local", "fedavg", "fedfomo@5")),
     ("P2-T1", "On CIFAR-10 FedeRiCo is above Local", ("local", "federico")),
     ("P2-T1", "On CIFAR-10 Local is above FedAvg", ("local", "fedavg")),
@@ -26,7 +25,7 @@ CLAIMS = [
     ("P5-T1", "On IID data HeurFedAMP is level with FedAvg", ("local", "fedavg", "heurfedamp")),
 ]
 # where a few groups leave room above Local; with more, clients of one class have 100 %
-ROOM = {"P1-T2": ("D=2", "D=3"), "P2-T1": ("CIFAR-10 2 groups",)}
+ROOM = {"P2-T1": ("CIFAR-10 2 groups",)}
 REAL = os.environ.get("COTERIE_DATA")
 
 

@@ -227,8 +227,7 @@ WHOLE = ("environment", "rounds", "n_test", "groups")
 def records_text(records: Sequence[CellRecord], *, matrices: bool) -> str:
     """Several records as one JSON text, one line per record, with their matrices or without.
 
-    What records share is written once and named by its number, as are the fields of summaries.
-    Validation scores stay at home.
+    What records share is written once and named by its number. Validation scores stay at home.
     """
     shared: dict[str, int] = {}
 
@@ -241,8 +240,7 @@ def records_text(records: Sequence[CellRecord], *, matrices: bool) -> str:
         table = {**asdict(record), **left}
         config = {name: number(part) for name, part in record.config.items()}
         whole = {name: number(table[name]) for name in WHOLE}
-        told = {"summary": [number(list(record.summary)), *record.summary.values()]}
-        lines.append(_compact({"format": FORMAT, **table, "config": config, **whole, **told}))
+        lines.append(_compact({"format": FORMAT, **table, "config": config, **whole}))
     head = ",\n".join(shared)
     return f'{{"shared":[\n{head}\n],"records":[\n' + ",\n".join(lines) + "\n]}\n"
 
@@ -254,10 +252,8 @@ def published_records(found: Any, where: object) -> Iterator[CellRecord]:
         for told in found["records"]:
             config = {name: shared[at] for name, at in told["config"].items()}
             whole = {name: shared[told[name]] for name in WHOLE}
-            names, *values = told["summary"]
-            summed = {"summary": dict(zip(shared[names], values, strict=True))}
-            yield record_of({**told, "config": config, **whole, **summed}, where)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            yield record_of({**told, "config": config, **whole}, where)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise StoreError(
             f"{where}: holds no list of records ({error!r}); expected what 'reproduce' wrote"
         ) from error
