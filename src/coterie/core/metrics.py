@@ -373,7 +373,8 @@ METRICS = {
 }
 
 
-BESIDE = ("auc", "auprc", "balanced_accuracy")  # shown of an outcome, whatever the metric
+BY_CLASS = "balanced_accuracy"  # the mean of the shares of right answers, one for each class
+BESIDE = ("auc", "auprc", BY_CLASS)  # shown of an outcome, whatever the metric
 RARE = 1 / 3  # share of a class below which accuracy says little: the metric "auto" is then AUC
 
 
