@@ -6,23 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from coterie import cli
-
 PAGE = (Path(__file__).parents[1] / "docs" / "json.md").read_text("utf-8")
 QUICK = ["--rounds", 1, "--engine", "loop", "--clients", 3, "--methods", "fedavg"]
 
 
 @pytest.fixture
-def command(capsys, tmp_path, monkeypatch):
+def command(command, tmp_path, monkeypatch):
     """Run a command in an empty folder; its exit code, the value on stdout, and stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*map(str, arguments), "--json"])
-        printed = capsys.readouterr()
-        value = json.loads(printed.out) if printed.out else None
-        return ended.value.code or 0, value, printed.err
+    def call(*words):
+        code, out, err = command(*words, "--json")
+        return code, json.loads(out) if out else None, err
 
     return call
 
