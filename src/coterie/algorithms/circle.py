@@ -15,7 +15,7 @@ Prediction: u_i, w_i and p_i, in the shares in which they explain samples that t
 those for validation where they are kept apart from training, else each half's under the other
 half's model, which costs no data. EM fits the shares, with one sample more for u_i.
 
-Travels: u_i and g down; w_i, D_i, v_i, another number and the sample count up.
+Travels: u_i and g down; w_i, D_i, v_i and another number up.
 
 Notes:
     Moves are compared at the common point g, so that a wrong circle cannot feed on itself. A client
@@ -53,7 +53,7 @@ class Server(NamedTuple):
     moves: Rows  # [K, P] D, without buffers
     noise: Tensor  # [K, 2] v, and the variance of D by the choice of rounds
     rounds: Tensor  # [K] with evidence
-    size: Tensor  # [K] training samples
+    size: Tensor  # [K] training samples, as counted before round 0
     last: Tensor  # [K] the round of the last upload, -1 before the first
     circle: Tensor  # [K, K] who is in each client's circle; everybody until there is evidence
     start: Tensor  # [P]
@@ -71,7 +71,6 @@ class Up(NamedTuple):
     """What a client sends."""
 
     w: Tensor  # [P]
-    size: Tensor  # []
     move: Tree = ()  # [P] D, without buffers; () in a round without evidence
     noise: Tree = ()  # [2] v, and the variance of D by the choice of rounds
 
@@ -157,7 +156,7 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         if late and self.without != "apart":
             p = client.train(torch.where(state.rounds > 0, state.p, u))
         if not evidence:
-            return Up(w, client.size), state._replace(w=w, p=p)
+            return Up(w), state._replace(w=w, p=p)
         one, two = client.halves()
         a, b = one.train(g), two.train(g)
         once, apart = client.trainable((a + b) / 2 - g), client.trainable(a - b)
@@ -172,7 +171,7 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         mask = torch.cat([here[0], there[0]])
         shares = fitted_shares(torch.cat([first, second], 1), mask)
         shares = torch.cat([shares[:1], shares[1:] / 2, shares[1:] / 2])
-        return Up(w, client.size, move, noise), Own(w, p, move, halves, square, n, shares)
+        return Up(w, move, noise), Own(w, p, move, halves, square, n, shares)
 
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
         """Store what is sound and, where there is evidence, form the circles anew."""
@@ -182,7 +181,6 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         at, up = round.clients[sound], tree.take(uploads, sound.nonzero().flatten())
         new = server._replace(
             w=updated(server.w, at, up.w),
-            size=server.size.index_copy(0, at, up.size),
             last=server.last.index_fill(0, at, round.index),
         )
         if isinstance(up.noise, Tensor):
