@@ -23,8 +23,7 @@ LOOKED = (
     "MNIST A",
 )
 CIRCLE, LOCAL, CLOSE = "circle", "local", 0.5
-Seeds = dict[int, float]  # a score by seed
-Scores = dict[str, dict[str, Seeds]]  # by column and method
+Scores = dict[str, dict[str, dict[int, float]]]  # by column, method and seed
 
 
 def numbers(path: Path, folder: Path) -> None:
@@ -60,35 +59,31 @@ def tables(path: Path) -> None:
     for row in rows:
         of = scores.setdefault(row["column"], {}).setdefault(row["method"], {})
         of[int(row["seed"])] = float(row["mean"])
+    first = {c: {m: seeds[0] for m, seeds in of.items() if 0 in seeds} for c, of in scores.items()}
     methods = [m for m in dict.fromkeys(r["method"] for r in rows) if "@" not in m]
-    for seeds in range(3, 0, -1):  # the methods that were run with so many seeds, and where
-        whole = [c for c in scores if sum(len(scores[c].get(m, {})) >= seeds for m in methods) > 2]
-        some = [m for m in methods if all(len(scores[c].get(m, {})) >= seeds for c in whole)]
-        if len(some) > 2:
-            _ranking(scores, some, whole, [r for r in rows if int(r["seed"]) < seeds], seeds)
+    whole = [c for c, of in first.items() if {*methods} <= {*of}]
+    _ranking(first, methods, whole, [r for r in rows if r["column"] in whole and r["seed"] == "0"])
     _settings(scores, methods)
     _ablation(scores)
 
 
-def _mean_of(found: Seeds, seeds: int = 3) -> float:
-    return float(np.mean([found[seed] for seed in sorted(found)[:seeds]]))
-
-
 def _ranking(
-    scores: Scores, methods: list[str], whole: list[str], rows: list[dict[str, str]], seeds: int
+    scores: dict[str, dict[str, float]],
+    methods: list[str],
+    whole: list[str],
+    rows: list[dict[str, str]],
 ) -> None:
-    of = {c: [_mean_of(scores[c][m], seeds) for m in methods] for c in whole}
+    """Seed 0, in the settings in which all methods were run."""
+    of = {c: [scores[c][m] for m in methods] for c in whole}
     ranks = {c: dict(zip(methods, rankdata(np.negative(v)), strict=True)) for c, v in of.items()}
     halves = [c for c in whole if c in LOOKED], [c for c in whole if c not in LOOKED]
-    rows = [row for row in rows if row["column"] in whole]
     clients = sum(int(row["clients"]) for row in rows if row["method"] == LOCAL)
     heads = f"mean rank | first half ({len(halves[0])}) | second half ({len(halves[1])})"
     heads += f" | within {CLOSE} of the best | largest loss | mean loss | worse than alone"
-    print(f"{len(methods)} methods, seeds 0 to {seeds - 1}, {len(whole)} settings\n")
     print(f"| method | {heads}, of {clients} |")
     print("| --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |")
     for m in sorted(methods, key=lambda m: np.mean([ranks[c][m] for c in whole])):
-        loss = {c: max(of[c]) - of[c][methods.index(m)] for c in whole}
+        loss = {c: max(of[c]) - scores[c][m] for c in whole}
         most = max(loss, key=lambda c: loss[c])
         cells = [_mean([ranks[c][m] for c in some]) for some in (whole, *halves)]
         near = sum(value <= CLOSE for value in loss.values())
@@ -104,6 +99,8 @@ def _settings(scores: Scores, methods: list[str]) -> None:
     print("| --- | --- | ---: | --- | ---: | ---: | ---: | --- |")
     for column, of in scores.items():
         known = {m: of[m][0] for m in methods if 0 in of.get(m, {})}
+        if CIRCLE not in known:
+            continue
         best = max((m for m in known if m != CIRCLE), key=lambda m: known[m])
         loss = max(0.0, known[best] - known[CIRCLE])
         cells = ["first" if column in LOOKED else "second", f"{known[CIRCLE]:.1f}"]
