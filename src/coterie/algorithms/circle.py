@@ -166,11 +166,7 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         square = state.square + ((once**2).sum() - state.square) / n
         spread = (square - (move**2).sum()).clamp(min=0) / (n - 1).clamp(min=1)
         noise = torch.stack([(halves**2).sum() / 4, torch.where(n > 1, spread, square)])
-        first, here = one.map(lambda m: one.each_loss(m, "train"), torch.stack([u, b]))
-        second, there = two.map(lambda m: two.each_loss(m, "train"), torch.stack([u, a]))
-        mask = torch.cat([here[0], there[0]])
-        shares = fitted_shares(torch.cat([first, second], 1), mask)
-        shares = torch.cat([shares[:1], shares[1:] / 2, shares[1:] / 2])
+        shares = judged_by_halves(one, two, u, a, b)
         return Up(w, move, noise), Own(w, p, move, halves, square, n, shares)
 
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
@@ -218,3 +214,11 @@ class Circle(Algorithm[Server, Down, Up, Own]):
     def collaboration(self, server: Server, shown: Tree, round: Round) -> Tensor:
         """The weights of the clients' last models in each client's u after its last round."""
         return last_applied(server.applied)
+
+
+def judged_by_halves(one: Client, two: Client, u: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The shares ``[3]`` of u, w and p: of u, and of each half's model on the other half."""
+    first, here = one.map(lambda m: one.each_loss(m, "train"), torch.stack([u, b]))
+    second, there = two.map(lambda m: two.each_loss(m, "train"), torch.stack([u, a]))
+    shares = fitted_shares(torch.cat([first, second], 1), torch.cat([here[0], there[0]]))
+    return torch.cat([shares[:1], shares[1:] / 2, shares[1:] / 2])
