@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from coterie.algorithms import agreement
 from coterie.algorithms.agreement import circles
 from coterie.algorithms.circle import Circle, Up
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.lgfedavg import parts
+from coterie.algorithms.local import Local
 from coterie.core.optim import Recipe
 from coterie.core.tree import count_bytes
 from coterie.data.federation import Federation
@@ -119,16 +122,15 @@ def test_without_clients_and_without_moves_there_are_no_circles():
 # ---- the method ----------------------------------------------------------------------------------
 
 
-def alike(clients, labels=1, samples=60):
+def alike(clients, labels=1, samples=60, *, test=10, by_class=False):
     """Clients that hold samples of one kind, with ``labels`` ways to read the classes."""
-    data = images(clients * (samples + 20))
-    parts = [
-        part.split([samples, 10, 10]) for part in torch.arange(len(data.y)).split(samples + 20)
-    ]
+    data = images(clients * (samples + 10 + test))
+    order = data.y.argsort(stable=True) if by_class else torch.arange(len(data.y))
+    cuts = [part.split([samples, 10, test]) for part in order.split(samples + 10 + test)]
     group = torch.arange(clients) % labels
     relabel = torch.stack([torch.arange(3).roll(int(g)) for g in group])
     names = tuple(f"site {i}" for i in range(clients))
-    splits = (tuple(part[i] for part in parts) for i in range(3))
+    splits = (tuple(cut[i] for cut in cuts) for i in range(3))
     return Federation(data, "alike", names, *splits, groups=group, relabel=relabel)
 
 
@@ -166,9 +168,11 @@ def test_an_upload_that_is_not_finite_or_outsized_counts_as_absent():
     fine = method.aggregate(
         server, Up(*(leaf[:4] for leaf in up)), round._replace(clients=round.clients[:4])
     )
-    for harm in (torch.nan, 1e9):
-        spoilt = Up(up.w.clone(), up.size, up.move.clone(), up.noise)
-        spoilt.w[4] *= harm
+    for leaf, harm in itertools.product(range(3), (torch.nan, torch.inf, 1e9)):
+        if (leaf, harm) == (2, 1e9):  # a finite v counts at most as a move that is all noise
+            continue
+        spoilt = Up(*(one.clone() for one in up))
+        spoilt[leaf][4] *= harm
         found = method.aggregate(server, spoilt, round)
         assert_close(method.serve(found, round)[:4], method.serve(fine, round)[:4], 0)
 
@@ -179,6 +183,74 @@ def test_rounds_without_evidence_cost_as_much_as_fedavg():
     usual = count_bytes(FedAvg().download(on.problem.start, whole_round(on, 1)))
     assert count_bytes(method.download(server, whole_round(on, 1))) == usual
     assert count_bytes(method.download(server, whole_round(on, 5))) == 2 * usual
+
+
+def kinds():
+    """Federations in which joining helps, harms or changes nothing; 60 of 100 samples test."""
+    sizes = {"few rows": 12, "many rows": 40}
+    for rows, samples in sizes.items():
+        for name, readings in (("alike", 1), ("two groups", 2), ("each its own way", 6)):
+            yield pytest.param(alike(6, readings, samples, test=60), id=f"{name}, {rows}")
+    yield pytest.param(alike(2, 2, test=60), id="two who contradict each other")
+    stranger = alike(7, test=60)
+    relabel = stranger.relabel.clone()
+    relabel[6] = relabel[6].roll(1)
+    yield pytest.param(replace(stranger, relabel=relabel), id="a stranger")
+    yield pytest.param(alike(6, test=60, by_class=True), id="one class each")
+
+
+def worse(found, alone):
+    """How many clients are below ``alone`` by an exact test of their own samples, at 2.5 %."""
+    right = [
+        [torch.as_tensor(client.values == client.targets) for client in record.outcomes.clients()]
+        for record in (found, alone)
+    ]
+    lost = [(int((~a & b).sum()), int((a != b).sum())) for a, b in zip(*right, strict=True)]
+    return sum(n > 0 and binom.sf(down - 1, n, 0.5) < 0.025 for down, n in lost)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("federated", [*kinds()])
+def test_no_more_clients_end_below_training_alone_than_chance_puts_there(federated, merge):
+    """With data for validation, and with all data in training, where the halves decide."""
+    found, alone = (
+        last(method, task(method, federated=federated, merge=merge), rounds=10, participation=1.0)
+        for method in (Circle(), Local())
+    )
+    assert worse(found, alone) <= binom.ppf(0.999, len(federated), 0.025)
+
+
+def test_in_the_first_half_all_start_from_common_lower_layers_and_later_from_their_circle_s():
+    still = replace(WHOLE, lr=0.0)
+    method, on = Circle(), task(Circle(), federated=alike(6, labels=3), recipe=still)
+    server, states = method.init(on.problem)
+    w = torch.randn(server.w.shape, generator=torch.Generator().manual_seed(0)).double()
+    apart = server._replace(w=w, last=torch.zeros_like(server.last), circle=torch.eye(6).bool())
+    body = parts(on.problem.model, 1)
+    for index, lower in ((4, w.mean(0).expand_as(w)), (5, w)):  # of ten rounds
+        round = whole_round(on, index)
+        up, _ = backend_of("loop", on).local(method, method.download(apart, round), states, round)
+        assert_close(up.w[:, body.upper], w[:, body.upper], 0)
+        assert_close(up.w[:, body.lower], lower[:, body.lower])
+
+
+def test_in_the_second_half_each_client_also_goes_on_from_where_it_stood():
+    method, on = Circle(), task(Circle(), federated=alike(4))
+    server, states = method.init(on.problem)
+    backend = backend_of("loop", on)
+    for index in (0, 5, 6):
+        round, before = whole_round(on, index), states
+        received = method.download(server, round)
+        up, states = backend.local(method, received, states, round)
+        server = method.aggregate(server, up, round)
+        if index == 0:
+            assert torch.equal(states.p, states.w)
+        for i in range(4 if index else 0):
+            assert_close(states.p[i], one_client(on, i, index).train(before.p[i]))
+    _, joined = backend.local(
+        method, method.download(server, round), method.init(on.problem)[1], round
+    )
+    assert torch.equal(joined.p, joined.w)  # a client that joins late has stood nowhere
 
 
 def test_in_the_arena_no_more_clients_are_below_their_own_local_than_chance_puts_there():

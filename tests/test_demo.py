@@ -4,7 +4,7 @@ import pytest
 
 import coterie
 
-FINDERS = {"fedfomo": 0.9, "fedamp": 0.8, "heurfedamp": 0.8}  # and the weight inside the group
+FINDERS = {"fedfomo": 0.9, "fedamp": 0.8, "circle": 0.8}  # and the weight inside the group
 
 
 @pytest.fixture(scope="module")

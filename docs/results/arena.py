@@ -1,6 +1,6 @@
 """Write the arena's table of numbers, and its tables in Markdown.
 
-python docs/results/arena.py OUT/records > docs/results/arena.csv
+python docs/results/arena.py docs/results/arena.csv OUT/records > NEW.csv
 python docs/results/arena.py docs/results/arena.csv
 """
 
@@ -23,26 +23,29 @@ LOOKED = (
     "MNIST A",
 )
 CIRCLE, LOCAL, CLOSE = "circle", "local", 0.5
-Scores = dict[str, dict[str, float]]  # by column and method, the mean over seeds
+Scores = dict[str, dict[str, dict[int, float]]]  # by column, method and seed
 
 
-def numbers(folder: Path) -> None:
-    """One line per run: its mean, and how many clients are below Local by two standard errors."""
+def numbers(path: Path, folder: Path) -> None:
+    """One line per run: its mean, and how many clients are below Local by two standard errors.
+
+    Runs that are not in the folder keep their line of the table.
+    """
     known = {
         one.key: one
         for path in sorted(folder.glob("*.json"))
         for one in [record_of(json.loads(path.read_text("utf-8")), path)]
     }
-    write = csv.writer(sys.stdout, lineterminator="\n")
-    write.writerow(["column", "method", "seed", "mean", "worse", "clients"])
+    rows = {tuple(row[:3]): row[3:] for row in csv.reader(path.open(encoding="utf-8"))}
     cells = {(c.column.name, c.method.label, c.seed): record_for(c, known) for c in _cells()}
     for (column, method, seed), found in cells.items():
         alone = cells.get((column, LOCAL, seed))
         if found is not None and alone is not None:
             a, b = (np.array(one.last, float) / 100 for one in (found, alone))
             error = np.sqrt((a * (1 - a) + b * (1 - b)) / np.array(found.n_test))
-            row = [f"{100 * a.mean():.3f}", int((b - a > 2 * error).sum()), len(a)]
-            write.writerow([column, method, seed, *row])
+            worse = str(int((b - a > 2 * error).sum()))
+            rows[column, method, str(seed)] = [f"{100 * a.mean():.3f}", worse, str(len(a))]
+    csv.writer(sys.stdout, lineterminator="\n").writerows([*key, *rows[key]] for key in rows)
 
 
 def _cells() -> Iterable:
@@ -52,25 +55,30 @@ def _cells() -> Iterable:
 def tables(path: Path) -> None:
     """Ranks over both halves, every setting, and the ablation."""
     rows = list(csv.DictReader(path.open(encoding="utf-8")))
-    every: dict[str, dict[str, list[float]]] = {}
+    scores: Scores = {}
     for row in rows:
-        every.setdefault(row["column"], {}).setdefault(row["method"], []).append(float(row["mean"]))
-    scores = {c: {m: float(np.mean(v)) for m, v in of.items()} for c, of in every.items()}
+        of = scores.setdefault(row["column"], {}).setdefault(row["method"], {})
+        of[int(row["seed"])] = float(row["mean"])
+    first = {c: {m: seeds[0] for m, seeds in of.items() if 0 in seeds} for c, of in scores.items()}
     methods = [m for m in dict.fromkeys(r["method"] for r in rows) if "@" not in m]
-    whole = [c for c, of in scores.items() if {*methods} <= {*of}]
-    _ranking(scores, methods, whole, [row for row in rows if row["column"] in whole])
+    whole = [c for c, of in first.items() if {*methods} <= {*of}]
+    _ranking(first, methods, whole, [r for r in rows if r["column"] in whole and r["seed"] == "0"])
     _settings(scores, methods)
     _ablation(scores)
 
 
 def _ranking(
-    scores: Scores, methods: list[str], whole: list[str], rows: list[dict[str, str]]
+    scores: dict[str, dict[str, float]],
+    methods: list[str],
+    whole: list[str],
+    rows: list[dict[str, str]],
 ) -> None:
+    """Seed 0, in the settings in which all methods were run."""
     of = {c: [scores[c][m] for m in methods] for c in whole}
     ranks = {c: dict(zip(methods, rankdata(np.negative(v)), strict=True)) for c, v in of.items()}
     halves = [c for c in whole if c in LOOKED], [c for c in whole if c not in LOOKED]
     clients = sum(int(row["clients"]) for row in rows if row["method"] == LOCAL)
-    heads = f"mean rank | looked at ({len(halves[0])}) | not looked at ({len(halves[1])})"
+    heads = f"mean rank | first half ({len(halves[0])}) | second half ({len(halves[1])})"
     heads += f" | within {CLOSE} of the best | largest loss | mean loss | worse than alone"
     print(f"| method | {heads}, of {clients} |")
     print("| --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |")
@@ -86,16 +94,21 @@ def _ranking(
 
 
 def _settings(scores: Scores, methods: list[str]) -> None:
-    print("| setting | looked at | circle | best | FedAvg | Local | circle's loss | methods |")
-    print("| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |")
+    """Seed 0, in which all were run, and circle's lead over Local in all its seeds."""
+    print("| setting | half | circle | best other | FedAvg | Local | loss | over Local, by seed |")
+    print("| --- | --- | ---: | --- | ---: | ---: | ---: | --- |")
     for column, of in scores.items():
-        known = {m: of[m] for m in methods if m in of}
+        known = {m: of[m][0] for m in methods if 0 in of.get(m, {})}
+        if CIRCLE not in known:
+            continue
         best = max((m for m in known if m != CIRCLE), key=lambda m: known[m])
-        shown = [f"{known[m]:.1f}" if m in known else "–" for m in ("fedavg", LOCAL)]
-        loss = known[best] - known[CIRCLE]
-        seen = "yes" if column in LOOKED else "no"
-        cells = [seen, f"{known[CIRCLE]:.1f}", f"{_shown(best)} {known[best]:.1f}", *shown]
-        print(f"| {column} | {' | '.join(cells)} | {max(0.0, loss):.1f} | {len(known)} |")
+        loss = max(0.0, known[best] - known[CIRCLE])
+        cells = ["first" if column in LOOKED else "second", f"{known[CIRCLE]:.1f}"]
+        cells += [f"{_shown(best)} {known[best]:.1f}"]
+        cells += [f"{known[m]:.1f}" for m in ("fedavg", LOCAL)] + [f"{loss:.1f}"]
+        lead = {s: v - of[LOCAL][s] for s, v in sorted(of[CIRCLE].items()) if s in of[LOCAL]}
+        cells.append(", ".join(f"{value:+.1f}" for value in lead.values()))
+        print(f"| {column} | {' | '.join(cells)} |")
     print()
 
 
@@ -104,10 +117,11 @@ def _ablation(scores: Scores) -> None:
     columns = [c for c, of in scores.items() if any(v in of for v in variants)]
     print(f"| without | {' | '.join(columns)} |")
     print(f"| --- |{' ---: |' * len(columns)}")
-    print(f"| circle | {' | '.join(f'{scores[c][CIRCLE]:.1f}' for c in columns)} |")
+    print(f"| circle | {' | '.join(f'{scores[c][CIRCLE][0]:.1f}' for c in columns)} |")
     for v in variants:
         gaps = [
-            f"{scores[c][v] - scores[c][CIRCLE]:+.1f}" if v in scores[c] else "" for c in columns
+            f"{scores[c][v][0] - scores[c][CIRCLE][0]:+.1f}" if v in scores[c] else ""
+            for c in columns
         ]
         print(f"| {v} | {' | '.join(gaps)} |")
 
@@ -122,8 +136,8 @@ def _mean(values: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    if place.is_dir():
-        numbers(place)
+    table, *records = map(Path, sys.argv[1:])
+    if records:
+        numbers(table, *records)
     else:
-        tables(place)
+        tables(table)

@@ -220,11 +220,10 @@ EXPOSURES: dict[str, Exposure] = {
         "the server compares sites",
     ),
     "circle": Exposure(
-        "its model, the mean of its changes of the common model, two numbers about their noise, "
-        "its sample count",
+        "its model, the mean of its changes of the common model, two numbers about their noise",
         "its circle's model, and everybody's average; in a circle of two the other's model can be "
         "computed",
-        "its shares of the two models it predicts with",
+        "the model it trains alone, its shares of the three models it predicts with",
         "the server compares and divides sites",
     ),
     "cfl": Exposure(

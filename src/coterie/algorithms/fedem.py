@@ -64,9 +64,9 @@ def responsibilities(pi: Tensor, losses: Tensor) -> Tensor:
     return (pi.clamp(min=tiny).log()[:, None] - losses).softmax(0)
 
 
-def fitted_shares(losses: Tensor, mask: Tensor, lead: float, steps: int = 20) -> Tensor:
-    """The shares ``[M]`` of models by EM, from their losses ``[M, n]``; the first has a lead."""
-    ahead = lead * (torch.arange(len(losses), device=losses.device) == 0)
+def fitted_shares(losses: Tensor, mask: Tensor, steps: int = 20) -> Tensor:
+    """The shares ``[M]`` of models by EM, from their losses ``[M, n]``; the first leads by one."""
+    ahead = torch.arange(len(losses), device=losses.device) == 0
     pi = losses.new_full((len(losses),), 1 / len(losses))
     for _ in range(steps):
         pi = (responsibilities(pi, losses) * mask).sum(1) + ahead

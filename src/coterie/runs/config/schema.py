@@ -25,7 +25,7 @@ Fields = dict[str, Any]
 
 # What `coterie run` and `coterie compare` take if no method is named.
 METHOD = "fedfomo"
-METHODS = ("local", "fedavg", "fedavg_ft", "fedfomo", "fedamp", "heurfedamp")
+METHODS = ("local", "fedavg", "fedavg_ft", "fedfomo", "fedamp", "circle")
 
 # The config of a command without a file: hidden groups whose labels conflict. Half of each client's
 # data is for testing, so that training data is scarce and other clients' models can help.
