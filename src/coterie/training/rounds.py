@@ -109,8 +109,10 @@ def train(
     until = Until(problem, rounds, patience, list(validated))
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
-    done, server, states, accepted = begin or _start(algorithm, problem)
-    accepted = _nothing_yet(problem) if accepted is None else accepted
+    first = begin or Begin(0, *checked_init(algorithm, algorithm.init(problem), problem.population))
+    done, server, states, accepted = first
+    if accepted is None:
+        accepted = torch.zeros(problem.population, dtype=torch.float64)
     engine.begin(problem, algorithm, states)
     for index in range(done, rounds):
         began = time.perf_counter()
@@ -148,10 +150,6 @@ def train(
             return
 
 
-def _nothing_yet(problem: Problem) -> Tensor:
-    return torch.zeros(problem.population, dtype=torch.float64)
-
-
 def owners(known: Owners, message: Tree, receivers: Tensor) -> Owners:
     """Whose own models or samples each client has, with those of one more message.
 
@@ -166,11 +164,6 @@ def owners(known: Owners, message: Tree, receivers: Tensor) -> Owners:
                 if others:
                     found[client] = others | found.get(client, frozenset())
     return found
-
-
-def _start(algorithm: AnyAlgorithm, problem: Problem) -> Begin:
-    """The server and every client's state before round 0."""
-    return Begin(0, *checked_init(algorithm, algorithm.init(problem), problem.population))
 
 
 def participants(
