@@ -109,10 +109,8 @@ def train(
     until = Until(problem, rounds, patience, list(validated))
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
-    first = begin or Begin(0, *checked_init(algorithm, algorithm.init(problem), problem.population))
-    done, server, states, accepted = first
-    if accepted is None:
-        accepted = torch.zeros(problem.population, dtype=torch.float64)
+    done, server, states, accepted = begin or _start(algorithm, problem)
+    accepted = torch.zeros(problem.population).double() if accepted is None else accepted
     engine.begin(problem, algorithm, states)
     for index in range(done, rounds):
         began = time.perf_counter()
@@ -164,6 +162,11 @@ def owners(known: Owners, message: Tree, receivers: Tensor) -> Owners:
                 if others:
                     found[client] = others | found.get(client, frozenset())
     return found
+
+
+def _start(algorithm: AnyAlgorithm, problem: Problem) -> Begin:
+    """The server and every client's state before round 0."""
+    return Begin(0, *checked_init(algorithm, algorithm.init(problem), problem.population))
 
 
 def participants(
