@@ -7,31 +7,36 @@ the sites (see :mod:`coterie.engines.site`).
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm, Round
 from ..core.calls import Form
-from ..core.messages import REASONS, Layout, Rejection, Reply, layout
-from ..core.metrics import Metric, metric_named
+from ..core.messages import Rejection, Reply, layout
+from ..core.metrics import metric_named
 from ..core.problem import Problem
 from ..core.tree import Tree
 from ..errors import EngineError
-from .base import Enrolment, Evaluation, Predicted, Replies
-from .codec import Message, Types, decode, encode, vocabulary
+from .base import Enrolment, Predicted, Replies
+from .codec import Message, Types, encode, vocabulary
 from .loop import together
+from .site_answers import (
+    Assessment,
+    JudgedAnswer,
+    Read,
+    TrainedAnswer,
+    gathered_predictions,
+    judged_answer,
+    read_answer,
+    trained_answer,
+)
 
 SETUP = -1  # the number of a round for messages outside of rounds
 TRIES = 2  # an evaluation that is lost is asked for again: it changes nothing at the site
 PASSING = ("lost", "unreadable")  # reasons that may be others in the next round
-WIDEST = 1024  # models of one site's predictor
-SCORES = 2  # of the metric, before the losses: see Evaluation
-HEX = {*"0123456789abcdef"}
-Read = TypeVar("Read")
 
 
 class SiteState(NamedTuple):
@@ -85,8 +90,6 @@ class RemoteEngine:
     the sites made themselves. With ``collect`` the final models are fetched from the sites.
     """
 
-    forms: tuple[Form, ...] = ()  # every call is executed as it is written
-
     def __init__(
         self,
         transport: Transport,
@@ -105,12 +108,17 @@ class RemoteEngine:
         self._offered: dict[int, tuple[str, Tree]] = {}  # new state's sha256 and shown, by client
         self._rejected: dict[int, str] = {}  # why a client's last answer was none, by client
         self._accepted: int | None = None  # answers that were aggregated; None before any round
-        self._width = 0  # numbers of a model
+        self._width, self._dtype = 0, torch.float32  # of a model
 
     @property
     def choice(self) -> dict[str, Any]:
         """The resolved settings."""
         return dict(self._label)
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """Empty: every call is executed as it is written."""
+        return ()
 
     @property
     def hashes(self) -> tuple[str, ...]:
@@ -122,7 +130,7 @@ class RemoteEngine:
     ) -> Enrolment:
         """Start with the sites' first states, or continue with the states of a snapshot."""
         self._clients, self._types = problem.clients, vocabulary(algorithm)
-        self._width = problem.model.whole
+        self._width, self._dtype = problem.model.whole, problem.dtype
         if not isinstance(states, HeldStates):
             first = algorithm.init(problem)[1] if states is None else states
             states = held_states(self._starts, first_states(algorithm, first, problem))
@@ -149,7 +157,7 @@ class RemoteEngine:
             shown = self._shown[client] if found.shown is None else found.shown
             self._offered[client] = found.state, shown
         self._refuse_refused(round)
-        made = together(replies, round, lambda good: (tree.stack([r.upload for r in good]), ()))
+        made = together(replies, round, _stacked)
         return Replies(made.uploads, made.clients, (*lost, *made.rejected))
 
     def _refuse_refused(self, round: Round) -> None:
@@ -184,7 +192,7 @@ class RemoteEngine:
     ) -> Predicted:
         """Ask every client of the round to evaluate its predictor; NaN for those that are lost."""
         head = {"metric": metric, "last": keep, "collect": self._collect}
-        asked = Assessment(round.index, metric_named(metric), self._width)
+        asked = Assessment(round.index, metric_named(metric), self._width, self._dtype)
 
         def read(client: int, answer: Message) -> JudgedAnswer:
             return judged_answer(answer, client, asked)
@@ -252,141 +260,5 @@ def first_states(algorithm: AnyAlgorithm, states: Tree, problem: Problem) -> Tre
     return tree.stack([algorithm.shown(row) for row in rows])
 
 
-# ---- answers of sites: nothing in them is trusted, and whatever is wrong is a reason ------------
-
-
-class _WrongError(Exception):
-    """An answer that is rejected for this reason."""
-
-
-def read_answer(
-    client: int, data: bytes | str, types: Types, read: Callable[[Message], Read]
-) -> Read | Rejection:
-    """What ``read`` finds in the answer of a site; a rejection whatever is wrong with it.
-
-    ``data`` is a text if there is no answer: the reason.
-    """
-    if isinstance(data, str):
-        return Rejection(client, data if data in REASONS else "lost")
-    try:
-        answer = decode(data, types)
-        if "refused" in answer.head:
-            reason = str(answer.head["refused"])
-            return Rejection(client, reason if reason in REASONS else "refused")
-        return read(answer)
-    except EngineError:
-        return Rejection(client, "unreadable")
-    except _WrongError as error:
-        return Rejection(client, str(error))
-    except Exception:  # whatever a stranger's answer brings about
-        return Rejection(client, "fields")
-
-
-class TrainedAnswer(NamedTuple):
-    """One client's answer to a round of training."""
-
-    reply: Reply
-    state: str  # sha256 of its new state
-    shown: Tree | None  # None where it is not of the layout that was agreed
-
-
-def trained_answer(answer: Message, client: int, shown: Layout) -> TrainedAnswer:
-    """One client's answer; ``shown`` is the layout of what its state showed before."""
-    upload, told = answer.body
-    layout(upload)  # refuses whatever is no tree of arrays
-    round = _round(answer.head, client)
-    state = _sha256(answer.head["state"])
-    fits = layout(told) == shown and all(
-        not leaf.is_floating_point() or bool(leaf.isfinite().all())
-        for _, leaf in tree.flatten(told)
-    )
-    return TrainedAnswer(Reply(client, round, upload), state, told if fits else None)
-
-
-class JudgedAnswer(NamedTuple):
-    """One client's answer to an evaluation."""
-
-    scores: list[float]
-    predictor: Mixture
-    digest: str
-
-
-class Assessment(NamedTuple):
-    """What a site was asked to evaluate."""
-
-    round: int
-    metric: Metric
-    width: int  # numbers of a model
-
-
-def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnswer:
-    """One client's scores and predictor."""
-    if _round(answer.head, client) != asked.round:
-        raise _WrongError("wrong_round")
-    scores, predictor = answer.body
-    weights, models = predictor
-    fits = isinstance(predictor, Mixture) and scores.shape == (len(Evaluation._fields),)
-    fits &= weights.dim() == 1 and 1 <= len(weights) <= WIDEST
-    fits &= weights.is_floating_point() and models.is_floating_point()
-    fits &= models.shape in ((len(weights), 0), (len(weights), asked.width))
-    if not fits or not scores.is_floating_point():
-        raise _WrongError("shape")
-    told = scores.double().tolist()
-    if not all(map(asked.metric.possible, told[:SCORES])) or any(
-        loss < 0 for loss in told[SCORES:]
-    ):
-        raise _WrongError("range")
-    digest = answer.head.get("digest")
-    return JudgedAnswer(told, predictor, "" if digest is None else _sha256(digest))
-
-
-def _round(head: Mapping[str, Any], client: int) -> int:
-    """The round that an answer is of; it must be a number, and the client's own."""
-    round = head["round"]
-    if type(round) is not int:
-        raise _WrongError("fields")
-    if type(head["client"]) is not int or head["client"] != client:
-        raise _WrongError("wrong_client")
-    return round
-
-
-def _sha256(text: Any) -> str:
-    if not isinstance(text, str) or len(text) != 64 or not {*text} <= HEX:
-        raise _WrongError("fields")
-    return text
-
-
-def gathered_predictions(
-    clients: Sequence[int],
-    found: Mapping[int, JudgedAnswer],
-    lost: tuple[Rejection, ...],
-    *,
-    keep: bool,
-) -> Predicted:
-    """The scores of all clients; NaN and no predictor for a client that did not answer."""
-    table = np.full((len(clients), len(Evaluation._fields)), np.nan)
-    predictors: list[Mixture | None] = []
-    for at, client in enumerate(clients):
-        one = found.get(client)
-        predictors.append(None if one is None else one.predictor)
-        if one is not None and bool((one.predictor.weights != 0).any()):
-            table[at] = one.scores
-    digests = tuple(found[c].digest if c in found else "" for c in clients)
-    mixture = _padded(predictors)
-    return Predicted(Evaluation(*table.T), mixture, None, digests if keep else None, lost)
-
-
-def _padded(predictors: Sequence[Mixture | None]) -> Mixture:
-    """Predictors of different widths in one mixture; models only if every client sent its own."""
-    known = [one for one in predictors if one is not None]
-    width = max((len(one.weights) for one in known), default=1)
-    sizes = {one.models.shape[1] for one in known}
-    size = sizes.pop() if len(sizes) == 1 and len(known) == len(predictors) else 0
-    first = known[0] if known else Mixture(torch.zeros(1), torch.zeros(1, 0))
-    weights = first.weights.new_zeros(len(predictors), width)
-    models = first.models.new_zeros(len(predictors), width, size)
-    for at, one in enumerate(predictors):
-        if one is not None:
-            weights[at, : len(one.weights)] = one.weights
-            models[at, : len(one.models)] = one.models[:, :size]
-    return Mixture(weights, models)
+def _stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
+    return tree.stack([reply.upload for reply in replies]), ()
