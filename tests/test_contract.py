@@ -45,7 +45,6 @@ NETWORKS = {"mlp": mlp, "cnn": cnn}
 WITHOUT_PEERS = {"local"}
 PLAIN = Recipe(lr=0.1, epochs=2, batch=10)  # no momentum: weights are moved in place
 SOME_ALIKE = (17, 17, 17, 24, 31)  # three without padding but a short last batch, two with padding
-UNPLAYED: dict[str, str] = {}  # method -> why calls of it cannot be recorded; none at present
 
 
 def run_of(name, recipe=RECIPE, federated=None, **options):
@@ -84,10 +83,9 @@ def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_played_rounds_agree(name, network):
-    assert bool(assert_plays(METHODS[name](), NETWORKS[network])) == (name in UNPLAYED)
+def test_played_rounds_of_a_convolutional_network_agree(name):  # of a dense one: the law "replay"
+    assert not assert_plays(METHODS[name](), cnn)
 
 
 @pytest.mark.compiled

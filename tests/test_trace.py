@@ -88,11 +88,10 @@ def test_a_loop_is_noted_once_and_its_weights_are_moved_in_place():
     assert aten.baddbmm_.default in targets(trace)
 
 
-def test_what_comes_twice_or_never_changes_is_left_out():
+def test_what_never_changes_is_left_out():
     def call(w, x):
-        places = torch.arange(4) * 2 + 1
-        twice = (w[:4] * places).sum() + (w[:4] * (torch.arange(4) * 2 + 1)).sum()
-        return twice + x.transpose(0, 1).transpose(0, 1).detach().view(5, 4).sum()
+        placed = (w[:4] * (torch.arange(4) * 2 + 1)).sum()
+        return placed + x.transpose(0, 1).transpose(0, 1).detach().view(5, 4).sum()
 
     left = targets(assert_replayed(vmap(call)))
     assert aten.arange.default not in left

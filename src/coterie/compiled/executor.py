@@ -236,7 +236,8 @@ class _Replay:
 
     def compile(self, call: Call, inputs: tuple[Tree, ...], *, double: bool = False) -> None:
         """Replace the loops by C++, written from a trace of the first client alone."""
-        alone, _ = _trace(call, tuple(map(_first, inputs)), double=double)
+        first = tree.map_leaves(lambda leaf: leaf[:1], inputs)
+        alone, _ = _trace(call, first, double=double)
         self._trace.compile(alone)
 
     def uncompile(self) -> None:
@@ -323,10 +324,6 @@ def _named(key: Hashable) -> tuple[str, Hashable]:
 
 def _copied(leaf: Tensor) -> Tensor:
     return leaf.clone(memory_format=torch.contiguous_format)
-
-
-def _first(rows: Tree) -> Tree:
-    return tree.map_leaves(lambda leaf: leaf[:1], rows)
 
 
 class Allocator:

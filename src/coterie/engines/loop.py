@@ -44,6 +44,8 @@ def together(
 class LoopBackend:
     """Computes one client at a time."""
 
+    forms: tuple[Form, ...] = ()  # every call is executed as it is written
+
     def __init__(self, problem: Problem, shards: Shards, *, threads: int | None = None) -> None:
         self.problem, self.shards, self.threads = problem, shards, threads
 
@@ -51,11 +53,6 @@ class LoopBackend:
     def choice(self) -> dict[str, Any]:
         """The resolved settings."""
         return {"engine": "loop", "threads": self.threads or torch.get_num_threads()}
-
-    @property
-    def forms(self) -> tuple[Form, ...]:
-        """Empty: every call is executed as it is written."""
-        return ()
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round

@@ -32,6 +32,8 @@ from .site import STATES, Site, stored_answers
 class WireEngine:
     """Runs every client behind a boundary of bytes; their files are in a temporary folder."""
 
+    forms: tuple[Form, ...] = ()  # every call is executed as it is written
+
     def __init__(self, shards: Shards, *, threads: int | None = None) -> None:
         self._shards, self._sites = shards, _Sites()
         self.home = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
@@ -46,11 +48,6 @@ class WireEngine:
     def choice(self) -> dict[str, Any]:
         """The resolved settings."""
         return self._remote.choice
-
-    @property
-    def forms(self) -> tuple[Form, ...]:
-        """Empty: every call is executed as it is written."""
-        return ()
 
     def begin(
         self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None

@@ -10,11 +10,11 @@ from torch import Tensor
 from ..core.locations import place_of
 from ..core.tree import Tree, row, take
 from ..data.federation import Federation
+from ..training.rounds import Record
 from .harness import (
     PIXELS,
     Case,
     NotApplicableError,
-    Outcome,
     copied,
     difference,
     named,
@@ -116,7 +116,7 @@ def _holds(leaf: Tensor, samples: Tensor) -> bool:
 def the_matrix_is_what_was_applied(case: Case) -> Iterator[str]:
     """The collaboration matrix has the right shape and shows what was applied."""
     method, place = case.algorithm, place_of(case.algorithm, "collaboration")
-    matrices = [outcome.matrix for outcome in case.reference]
+    matrices = [outcome.collaboration for outcome in case.reference]
     if all(matrix is None for matrix in matrices):
         if method.traits.models_change_hands:
             yield (
@@ -144,7 +144,7 @@ def _unapplied(case: Case, place: str) -> Iterator[str]:
     federated = with_other("train", case.trial.federation, OTHER)
     other = case.trial.on(federated).run(participation=1.0)
     for i in range(case.trial.population):
-        shown = max(float(outcome.matrix[i, OTHER]) for outcome in case.full[1:])
+        shown = max(float(outcome.collaboration[i, OTHER]) for outcome in case.full[1:])
         if i != OTHER and shown > SHOWN and _same(case.full[-1], other[-1], i):
             yield (
                 f"{place} shows that client {i} draws on client {OTHER} with weight {shown:.2g}, "
@@ -154,7 +154,7 @@ def _unapplied(case: Case, place: str) -> Iterator[str]:
             return
 
 
-def _same(one: Outcome, other: Outcome, i: int) -> bool:
+def _same(one: Record, other: Record, i: int) -> bool:
     """Whether a client that has a predictor has the same in both runs."""
     first, second = (take(outcome.mixture, torch.tensor([i])) for outcome in (one, other))
     return bool((first.weights != 0).any()) and not difference(first, second, "predictor")

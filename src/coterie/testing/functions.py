@@ -257,16 +257,14 @@ def inputs_are_left_unchanged(case: Case) -> Iterator[str]:
             call(**held)
             for argument, value in given.items():
                 found = difference(held[argument], copied(value), argument)
-                if found and (words := _changed(case, name, found)) not in told:
+                words = (
+                    f"{place_of(case.algorithm, name)} changed its argument "
+                    f"{(found or argument).split(' ')[0]} in place; return a new tensor: clone() "
+                    "it first, or use index_copy and not x[i] = ..."
+                )
+                if found and words not in told:
                     told.add(words)
                     yield words
-
-
-def _changed(case: Case, name: str, found: str) -> str:
-    return (
-        f"{place_of(case.algorithm, name)} changed its argument {found.split(' ')[0]} in place; "
-        "return a new tensor: clone() it first, or use index_copy and not x[i] = ..."
-    )
 
 
 def the_same_call_gives_the_same_numbers(case: Case) -> Iterator[str]:

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, mixture_digest, round_of
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
 from ..core.batches import shape_of, views
 from ..core.calls import Clock
 from ..core.client import Client
@@ -31,9 +30,10 @@ from ..core.tree import Tree, flatten, row, unflatten
 from ..data.federation import Dataset, Federation
 from ..data.simulation import simulate
 from ..engines import Engine, EngineSettings, make_engine
+from ..engines.loop import LoopBackend
 from ..runs import checkpoint
 from ..training.guard import Guard
-from ..training.rounds import Begin, train
+from ..training.rounds import Begin, Record, train
 
 SIZES = (23, 12, 16, 3, 27)  # training samples of each client
 VALIDATION, TEST = (6, 0, 6, 6, 6), 7
@@ -92,28 +92,6 @@ def with_other(split: str, federated: Federation, client: int | None = None) -> 
     x, y = data.x.clone(), data.y.clone()
     x[at], y[at] = x[at].flip(0) * 3 + 1, (y[at] + 1) % CLASSES
     return replace(federated, dataset=replace(data, x=x, y=y))
-
-
-class Outcome(NamedTuple):
-    """One round of a run."""
-
-    index: int  # type: ignore[assignment]
-    clients: tuple[int, ...]
-    bytes: tuple[int, int, int]  # down, up, and to predict with
-    rejected: tuple[tuple[int, str], ...]  # (client, reason)
-    scores: Any  # [4, K] test, validation and their losses; None where it was not evaluated
-    matrix: Any  # [K, K] or None
-    mixture: Mixture | None  # every client's predictor, in the last round
-    server: Tree
-    accepted: Tensor  # what the guard remembers of each client
-    states: Tree  # a row for every client
-
-    @property
-    def digest(self) -> str:
-        """The digest of all predictors, in the last round."""
-        if self.mixture is None:
-            raise ValueError("only the last round has predictors")
-        return mixture_digest(self.mixture)
 
 
 class Step(NamedTuple):
@@ -192,16 +170,6 @@ class Trial:
         clock = Clock(*(told or (index, horizon)))
         return Client(self._problem, self._shards, view, shape, clock)
 
-    def local(self, received: Tree, states: Tree, round: Round) -> tuple[Tree, Tree]:
-        """Uploads and new states of a round's clients, one row per client."""
-        pairs = []
-        for position, i in enumerate(round.clients.tolist()):
-            client = self.client(i, round.index, horizon=round.horizon)
-            rows = tree.row(received, position), tree.row(states, position)
-            pairs.append(self.algorithm.local(client, *rows))
-        uploads, kept = zip(*pairs, strict=True)
-        return tree.stack(list(uploads)), tree.stack(list(kept))
-
     def step(
         self,
         server: Tree,
@@ -211,7 +179,8 @@ class Trial:
     ) -> Step:
         """One round; ``replied`` are positions among its clients whose replies arrived."""
         received = self.algorithm.download(server, round)
-        uploads, kept = self.local(received, tree.take(states, round.clients), round)
+        backend, mine = LoopBackend(self._problem, self._shards), tree.take(states, round.clients)
+        uploads, kept = backend.local(self.algorithm, received, mine, round)
         at = torch.tensor(list(range(len(round.clients)) if replied is None else replied))
         narrow = round._replace(clients=round.clients[at], sent_to=round.clients)
         uploads, kept = tree.take(uploads, at), tree.take(kept, at)
@@ -230,7 +199,7 @@ class Trial:
         evaluate_every: int = 1,
         guarded: bool = True,
         begin: Begin | None = None,
-    ) -> list[Outcome]:
+    ) -> list[Record]:
         """A whole run. ``engine`` is loop, wire, vmap, or traced: vmap that replays its rounds."""
         made = self._engine(engine)
         records = train(
@@ -244,7 +213,7 @@ class Trial:
             begin=begin,
         )
         try:
-            return [_outcome(record) for record in records]
+            return list(map(_held, records))
         finally:
             made.close()
 
@@ -260,7 +229,7 @@ class Trial:
             )
         return make_engine(settings, self._problem, self._shards)
 
-    def saved_and_read(self, after: Outcome) -> Begin:
+    def saved_and_read(self, after: Record) -> Begin:
         """Where a run can go on: a round written as a checkpoint and read again."""
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
@@ -279,20 +248,10 @@ class Trial:
         return x.flatten(1).double()
 
 
-def _outcome(record: Any) -> Outcome:
-    """What the laws look at; states are copied, because the next round overwrites them."""
-    return Outcome(
-        record.index,
-        record.clients,
-        tuple(record.traffic),
-        tuple((r.client, r.reason) for r in record.rejected),
-        None if record.evaluation is None else np.stack(record.evaluation),
-        record.collaboration,
-        record.mixture,
-        record.server,
-        record.accepted,
-        tree.map_leaves(torch.clone, record.states),
-    )
+def _held(record: Record) -> Record:
+    """A record with a copy of the states, which the next round overwrites."""
+    states = tree.map_leaves(torch.clone, record.states)
+    return record._replace(snapshot=lambda: states)
 
 
 # ---- the method that the laws look at ------------------------------------------------------------
@@ -337,7 +296,7 @@ class Case:
         return begun
 
     @cached_property
-    def halves(self) -> list[Outcome] | Exception:
+    def halves(self) -> list[Record] | Exception:
         """A run on the loop engine in which half of the clients take part, or why there is none."""
         try:
             return self.trial.run()
@@ -345,14 +304,14 @@ class Case:
             return error
 
     @cached_property
-    def reference(self) -> list[Outcome]:
+    def reference(self) -> list[Record]:
         """The run that others are compared with; of all clients if half of them cannot run."""
         if isinstance(self.halves, Exception):
             return self.full
         return self.halves
 
     @cached_property
-    def full(self) -> list[Outcome]:
+    def full(self) -> list[Record]:
         """A run on the loop engine in which all clients take part."""
         return self.trial.run(participation=1.0)
 
@@ -362,7 +321,7 @@ class Case:
         return 1.0 if isinstance(self.halves, Exception) else 0.5
 
     @cached_property
-    def batched(self) -> Outcome | Exception:
+    def batched(self) -> Record | Exception:
         """The last round of the same run on the vmap engine, or why there is none."""
         try:
             return self.trial.run("vmap", participation=self.participation)[-1]
@@ -392,12 +351,7 @@ def named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a tree with its name, such as ``server.models``."""
     for steps, leaf in flatten(tree):
         if isinstance(leaf, ARRAYS):
-            yield _name(path, steps), dense(leaf)
-
-
-def _name(path: str, steps: str) -> str:
-    """Fields after a dot, numbers in brackets."""
-    return path + re.sub(r"\.(\d+)", r"[\1]", steps)
+            yield path + re.sub(r"\.(\d+)", r"[\1]", steps), dense(leaf)
 
 
 def copied(tree: Tree) -> Tree:

@@ -14,7 +14,8 @@ from ..core.client import Client
 from ..core.locations import check_rows, failure, place_of
 from ..core.policies import Wrapper
 from ..core.tree import Tree, leaves, map_leaves, take
-from .harness import ROUNDS, Case, NotApplicableError, Outcome, Trial, difference, federation, named
+from ..training.rounds import Record
+from .harness import ROUNDS, Case, NotApplicableError, difference, federation, named
 
 TOLERANCE = 1e-9
 ORDER = (3, 0, 4, 2, 1)
@@ -24,18 +25,17 @@ BAD = 2  # the client that misbehaves
 Spoil = Callable[[Tree, Tensor], Tree]  # (upload, whether this is the client) -> upload
 
 
-def unlike(found: Outcome, expected: Outcome, tolerance: float = 0.0) -> str | None:
+def unlike(found: Record, expected: Record, tolerance: float = 0.0) -> str | None:
     """What differs between the last rounds of two runs."""
     words = difference(found.mixture, expected.mixture, "predictors", tolerance)
     if words:
         return words
-    if not np.allclose(found.scores, expected.scores, rtol=0, atol=tolerance, equal_nan=True):
+    one, other = (np.stack(record.evaluation or ()) for record in (found, expected))
+    if not np.allclose(one, other, rtol=0, atol=tolerance, equal_nan=True):
         return "the scores of the evaluation differ"
-    if found.bytes != expected.bytes:
-        return (
-            f"the messages weigh {found.bytes} bytes (down, up, to predict) and not "
-            f"{expected.bytes}"
-        )
+    if found.traffic != expected.traffic:
+        sent, wanted = tuple(found.traffic), tuple(expected.traffic)
+        return f"the messages weigh {sent} bytes (down, up, to predict) and not {wanted}"
     return None
 
 
@@ -97,8 +97,7 @@ def evaluating_changes_nothing(case: Case) -> Iterator[str]:
     """Evaluating more often changes nothing."""
     run = case.trial.run(participation=case.participation, evaluate_every=ROUNDS)
     found, expected = run[-1], case.reference[-1]
-    words = difference(found.server, expected.server, "server")
-    if words or found.digest != expected.digest:
+    if difference((found.server, found.mixture), (expected.server, expected.mixture), "it"):
         yield (
             "evaluating more or less often changes the result: serve(), predictor() and "
             "collaboration() must not leave anything behind, and state changes in local() only"
@@ -120,19 +119,15 @@ def a_stopped_run_ends_the_same(case: Case) -> Iterator[str]:
                     "init() returns, so keep its parts, types and numbers of dimensions"
                 )
                 return
-        rest = _resumed(trial, outcome, case.participation)
-        if rest.digest != expected[-1].digest:
+        begin = trial.saved_and_read(outcome)
+        rest = trial.run(begin=begin, participation=case.participation)[-1]
+        if difference(rest.mixture, expected[-1].mixture, "predictors"):
             yield (
                 f"a run that is stopped {told} and resumed ends with other predictors; all that a "
                 "later round needs belongs into the server or the state, not on self or in a "
                 "global variable"
             )
             return
-
-
-def _resumed(trial: Trial, after: Outcome, participation: float) -> Outcome:
-    """The last round of a run that goes on from files."""
-    return trial.run(begin=trial.saved_and_read(after), participation=participation)[-1]
 
 
 def _other_form(found: Tree, start: Tree, path: str) -> str | None:
@@ -343,7 +338,7 @@ def hostile_uploads_harm_nobody_else(case: Case) -> Iterator[str]:
     yield from _harm(case, outcomes[-1])
 
 
-def _harm(case: Case, last: Outcome) -> Iterator[str]:
+def _harm(case: Case, last: Record) -> Iterator[str]:
     """What hostile uploads that were rejected changed all the same."""
     mine, (_, start) = torch.tensor([BAD]), case.trial.init()
     if words := difference(take(last.states, mine), take(start, mine), "state"):

@@ -110,7 +110,7 @@ def train(
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
     done, server, states, accepted = begin or _start(algorithm, problem)
-    accepted = _nothing_yet(problem) if accepted is None else accepted
+    accepted = torch.zeros(problem.population).double() if accepted is None else accepted
     engine.begin(problem, algorithm, states)
     for index in range(done, rounds):
         began = time.perf_counter()
@@ -146,10 +146,6 @@ def train(
         )
         if last:
             return
-
-
-def _nothing_yet(problem: Problem) -> Tensor:
-    return torch.zeros(problem.population, dtype=torch.float64)
 
 
 def owners(known: Owners, message: Tree, receivers: Tensor) -> Owners:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from . import triton_kernels
+from .conv import in_front, operation
 from .native import at, compiler, library
-from .operation import in_front, operation
 
 ours = torch.ops.coterie
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from ...core.calls import Destination
 from ..kernels.native import REALS, compiled
-from . import operations, pointwise  # noqa: F401  # register the writers of operations
+from . import operations  # noqa: F401  # registers the writers of operations
 from .cpp_writer import KINDS, Memory, UnknownError, Value, Writer
 from .modes import chosen
 

@@ -3,7 +3,7 @@
 The number of operations limits small models, memory traffic large ones.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
@@ -27,7 +27,7 @@ _SAME = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
 
 
 def simplify(graph: fx.Graph) -> dict[str, Tensor]:
-    """Remove operations that change nothing, are computed twice, or are the same in every replay.
+    """Remove operations that change nothing or are the same in every replay.
 
     Returns the constants that were folded, by their names in the graph.
     """
@@ -38,7 +38,6 @@ def simplify(graph: fx.Graph) -> dict[str, Tensor]:
             graph.erase_node(node)
     if any(_writes(node) for node in graph.nodes):
         return {}
-    _merge(graph)
     return _fold(graph)
 
 
@@ -56,18 +55,6 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
         first: Any = before.args[0]
         return first if turned else None
     return None
-
-
-def _merge(graph: fx.Graph) -> None:
-    seen: dict[Hashable, fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        key = repr((node.target, node.args, sorted(node.kwargs.items())))
-        first = seen.setdefault(key, node)
-        if first is not node:
-            node.replace_all_uses_with(first)
-            graph.erase_node(node)
 
 
 def _fold(graph: fx.Graph) -> dict[str, Tensor]:
