@@ -35,14 +35,33 @@ def solved(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> Problem:
     method, found = declared(algorithm)
     if found.refusal(method):
         return replace(problem, privacy=replace(privacy, noise=0.0))  # is refused for that
-    plan = Counter(
+    plan = tuple(_planned(problem, algorithm, rounds).items())
+    noise = _solved(plan, _sizes(problem), problem.recipe, *_asked(privacy))
+    return replace(problem, privacy=replace(privacy, noise=noise))
+
+
+def foreseen(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> float:
+    """The largest ε of a client that takes part in all rounds; infinite without privacy."""
+    privacy = problem.privacy
+    if privacy is None:
+        return math.inf
+    plan, noise = _planned(problem, algorithm, rounds), privacy.noise or 0.0
+    each = (_events(plan, problem.recipe, size, noise) for size in _sizes(problem))
+    return max(epsilon(spent, privacy.delta)[0] for spent in each)
+
+
+def _planned(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> Counter[Query]:
+    """The gradients that a client takes in all rounds."""
+    method, found = declared(algorithm)
+    return Counter(
         query
         for index in range(rounds)
         for query in found.of(method, When(index, rounds, problem.population))
     )
-    sizes = {size for size in problem.counts.train if size}
-    noise = _solved(tuple(plan.items()), frozenset(sizes), problem.recipe, *_asked(privacy))
-    return replace(problem, privacy=replace(privacy, noise=noise))
+
+
+def _sizes(problem: Problem) -> frozenset[int]:
+    return frozenset(size for size in problem.counts.train if size)
 
 
 def _asked(privacy: Any) -> tuple[float, float]:

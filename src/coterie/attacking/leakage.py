@@ -1,0 +1,270 @@
+"""``coterie attack --exposure``: what models tell of the rows they were trained on, by noise.
+
+*Membership.* Of every client's rows a random half is used; FedAvg and FedFomo are trained SHADOWS
+times beside the attacked run, with other halves, minibatches and noise. An attacker sees FedAvg's
+global model, or the model that a client of FedFomo sends to its peers. For a row with the margin
+m = log p_y − log(1 − p_y) it compares
+
+    log N(m; μ_in, σ_in) − log N(m; μ_out, σ_out)
+
+whose means are those of the row's margins in the shadow runs with and without it, and whose
+deviations are pooled over rows: LiRA (Carlini et al., IEEE S&P 2022). Each run is attacked with all
+others as its shadows. All start from the same model, which an attacker knows.
+
+*Rows.* See :mod:`coterie.attacking.inversion`.
+
+*Groups.* How well FedFomo's weights tell whose data is of one hidden group, as the area under the
+curve.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import random
+from ..core.flat import FlatModel
+from ..core.metrics import mean_known
+from ..core.privacy import Privacy
+from ..core.problem import Problem
+from ..core.rows import dense
+from ..core.shards import Ragged, Shards
+from ..engines import Length, make_engine
+from ..errors import ConfigError, printable_lines
+from ..runs import collaboration
+from ..runs.accounting import foreseen
+from ..runs.assemble import Assembly, assemble
+from ..runs.config.methods import Method
+from ..runs.config.schema import Config
+from ..runs.listeners import Progress, Watch
+from ..runs.setting import Prepared
+from ..training.guard import Guard
+from ..training.rounds import Record, train
+from ..views import words
+from .inversion import Found, imprinted, inverted
+
+NOISES = (0.0, 0.5, 1.0, 2.0)
+SHADOWS = 32
+LOW = 0.01  # the rate of false positives at which the rate of true ones is told
+BATCHES = (1, 4)
+SEEN = {
+    "fedavg": ("FedAvg's global model", lambda server, clients: server.expand(clients, -1)),
+    "fedfomo": ("a model that FedFomo sends to peers", lambda server, _: dense(server.models)),
+}
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Leakage:
+    """What was found, by what it is and the noise: means over seeds; None where it is not defined.
+
+    ``epsilon`` is what a client spends in a whole run of FedAvg or FedFomo.
+    """
+
+    rows: dict[str, dict[float, float | None]]
+    seeds: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        rows = [
+            {"what": what, "noise": noise, "value": value}
+            for what, found in self.rows.items()
+            for noise, value in found.items()
+        ]
+        return {"seeds": list(self.seeds), "shadows": SHADOWS, "rows": rows}
+
+    def __repr__(self) -> str:
+        return printable_lines(self.markdown())
+
+    def markdown(self) -> str:
+        """A table with a column per noise."""
+        noises = next(iter(self.rows.values()))
+        head = " | ".join(f"σ = {noise:g}" for noise in noises)
+        lines = [f"| | {head} |", f"| --- |{' ---: |' * len(noises)}"]
+        for what, found in self.rows.items():
+            shown = (words.NONE if v is None else _short(v) for v in found.values())
+            lines.append(f"| {what} | {' | '.join(shown)} |")
+        return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:.1f}"
+
+
+def leakage(config: Config, listeners: Sequence[Watch] = (), shadows: int = SHADOWS) -> Leakage:
+    """Attack the models of a config, of whose methods only fields are used."""
+    if config.run.federation is not None or config.engine.name == "wire":
+        raise ConfigError("attack: found clients in other processes; expected a simulation")
+    inner = assemble(config)
+    found: dict[str, dict[float, list[float | None]]] = {}
+    with contextlib.closing(inner):
+        for seed in config.seeds:
+            for noise in NOISES:
+                for what, value in _told(inner, seed, noise, listeners, shadows):
+                    found.setdefault(what, {}).setdefault(noise, []).append(value)
+    means = {w: {noise: _mean(v) for noise, v in each.items()} for w, each in found.items()}
+    return Leakage(means, tuple(config.seeds))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(mean_known(np.array(known, dtype=np.float64))) if known else None
+
+
+def _told(
+    inner: Assembly, seed: int, noise: float, listeners: Sequence[Watch], shadows: int
+) -> Iterator[tuple[str, float | None]]:
+    """The numbers of one seed and noise."""
+    for name, (seen, _) in SEEN.items():
+        on, runs = _prepared(inner, name, seed, noise), []
+        if not on.problem.classes:
+            raise ConfigError("attack --exposure: found a regression; expected classes")
+        method = inner.config.method(name)
+        for number in range(shadows + 1):
+            runs.append(shadow_run(inner, method, on, number))
+            rounds = inner.config.run.rounds
+            for watch in listeners:
+                watch(Progress(method.label, seed, rounds, rounds, None, more=rounds))
+        if name == "fedavg":
+            half = halved(on, 0)[0].problem
+            yield "ε of a client", foreseen(half, method.build(), inner.config.run.rounds)
+        accuracy = [float(mean_known(run.scores)) for run in runs]
+        yield f"{words.label(name)}: accuracy", float(np.mean(accuracy))
+        margin, member = (torch.stack([run[at] for run in runs]) for at in (0, 1))
+        scores = likelihood_ratios(margin, member)
+        yield f"rows recognised in {seen}, in percent", 100 * true_positives(scores, member)
+        if name == "fedfomo":
+            areas = [run.groups for run in runs]
+            yield "area under the curve of groups in FedFomo's weights", _mean(areas)
+    for batch in BATCHES:
+        count = inverted(on.problem, on.shards, inner.config.engine, batch)
+        yield f"rows recovered from a step on {batch}, in percent", _share(count)
+    for step in ("gradient", "local_epochs"):
+        refused = bool(noise) and step == "gradient"
+        engine = inner.config.engine
+        count = None if refused else imprinted(on.problem, on.shards, engine, step)
+        yield f"rows recovered from FedeRiCo's {step}, in percent", _share(count)
+
+
+def _share(found: Found | None) -> float | None:
+    return None if found is None else 100 * found.rows / found.of
+
+
+def _prepared(inner: Assembly, name: str, seed: int, noise: float) -> Prepared:
+    """The clients of a method at this noise; without noise nothing is clipped either."""
+    method = inner.config.method(name)
+    on = inner.prepare(method.build(), inner.config.single(method, seed))
+    agreed = inner.config.agreed_privacy or Privacy()
+    privacy = replace(agreed, noise=noise, epsilon=None) if noise else None
+    return on._replace(problem=replace(on.problem, privacy=privacy))
+
+
+# ---- shadow runs ---------------------------------------------------------------------------------
+
+
+class Shadow(NamedTuple):
+    """What a run shows an attacker: of all clients' rows, in or out."""
+
+    margin: Tensor  # [N] of each row, in the model that is seen of its client
+    member: Tensor  # [N] whether the run was trained on it
+    scores: Any  # [K] of the clients
+    groups: float | None
+
+
+def halved(on: Prepared, number: int) -> tuple[Prepared, Tensor]:
+    """The clients with a random half of their training rows, and which rows these are ``[N]``.
+
+    Their names hold the number of the run, so that minibatches and noise are other ones too.
+    """
+    split, kept, member = on.shards.splits["train"], [], []
+    for client, size in enumerate(split.sizes):
+        luck = random.bits(on.problem.seed, "half", number, client, torch.arange(size))
+        mine = luck.argsort().argsort() < size // 2
+        kept.append(split.of(client).cpu()[mine])
+        member.append(mine)
+    shards = replace(
+        on.shards, splits={**on.shards.splits, "train": Ragged(kept, on.shards.device)}
+    )
+    names = tuple(f"{name}, run {number}" for name in on.problem.clients)
+    counts = on.problem.counts._replace(train=tuple(map(len, kept)))
+    problem = replace(on.problem, clients=names, counts=counts)
+    return Prepared(problem, on.roster, shards), torch.cat(member)
+
+
+def shadow_run(inner: Assembly, method: Method, on: Prepared, number: int) -> Shadow:
+    """Train on a random half of every client's rows, and look at the models that others see."""
+    half, member = halved(on, number)
+    asked = inner.config.single(method, on.problem.seed)
+    runs = 2 * len(NOISES) * (SHADOWS + 1)
+    length = Length(asked.run.rounds, asked.run.participation, runs)
+    engine = make_engine(asked.engine, half.problem, half.shards, length)
+    try:
+        records = list(
+            train(
+                method.build(),
+                half.problem,
+                engine,
+                asked.run.rounds,
+                participation=asked.run.participation,
+                evaluate_every=asked.run.rounds,
+                metric=asked.run.metric,
+                guard=Guard(**asked.guard.model_dump()),
+            )
+        )
+    finally:
+        engine.close()
+    models = SEEN[method.name][1](records[-1].server, on.problem.population)
+    parts = [margins(on.problem.model, models[i], on.shards, i) for i in range(len(models))]
+    scores = records[-1].evaluation.test
+    return Shadow(torch.cat(parts), member, scores, _groups(records, on))
+
+
+def _groups(records: Sequence[Record], on: Prepared) -> float | None:
+    """How well the weights of all rounds tell who is of one group; None without weights."""
+    known = [r.collaboration for r in records if r.collaboration is not None]
+    total = collaboration.add_up(known, False)
+    return None if total is None else collaboration.weight_recovery(total, *on.roster.truth(False))
+
+
+def margins(model: FlatModel, w: Tensor, shards: Shards, client: int) -> Tensor:
+    """log p_y − log(1 − p_y) of every training row of a client."""
+    index = shards.splits["train"].of(client)
+    y = shards.y[index]
+    y = shards.relabel[client][y] if shards.relabel.shape[1] else y
+    with torch.no_grad():
+        output = model(w, shards.inputs(index)).double()
+    own = output.gather(1, y[:, None]).squeeze(1)
+    others = output.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+    return own - others
+
+
+# ---- the attack ----------------------------------------------------------------------------------
+
+
+def likelihood_ratios(margin: Tensor, member: Tensor) -> Tensor:
+    """How much likelier each row's margin is with the row than without it ``[runs, N]``."""
+    ratios = []
+    for run in range(len(margin)):
+        others = torch.arange(len(margin)) != run
+        densities = [_density(margin[run], margin[others], member[others] == s) for s in (1, 0)]
+        ratios.append(densities[0] - densities[1])
+    return torch.stack(ratios)
+
+
+def _density(margin: Tensor, shown: Tensor, which: Tensor) -> Tensor:
+    """The logarithm of the normal density of margins ``[N]``, from those of ``which`` runs."""
+    count = which.sum(0)
+    mean = (shown * which).sum(0) / count.clamp(min=1)
+    spread = ((shown - mean) * which).square().sum() / (count - 1).clamp(min=0).sum()
+    return -((margin - mean) ** 2) / (2 * spread) - spread.log() / 2
+
+
+def true_positives(scores: Tensor, member: Tensor, low: float = LOW) -> float:
+    """The share of members that score above all but the share ``low`` of the others."""
+    limit = scores[~member].quantile(1 - low)
+    return float((scores[member] > limit).double().mean())
