@@ -1,7 +1,7 @@
 """Rows out of the change of a model: what a linear first layer tells of what it was trained on.
 
-For a row x, the gradient of a linear layer's weights is δ xᵀ and that of its biases δ. Where one row
-alone moves a unit, its weights' change divided by its bias's change is therefore the row itself.
+For a row x, the gradient of a linear layer's weights is δ xᵀ and that of its biases δ. Where one
+row alone moves a unit, its weights' change divided by its bias's change is therefore that row.
 
 An owner of a model that others train can craft the layer so that this happens often: every unit
 looks at the mean of the inputs, each with its own threshold, and the next layer treats all units
@@ -10,7 +10,7 @@ thresholds (Fowl, Geiping, Czaja, Goldblum, Goldstein, ICLR 2022).
 """
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,7 @@ from ..engines import EngineSettings, Length, make_engine
 
 NEAR = 0.01  # of the range of inputs: how far any entry of a recovered row may be off
 CURIOUS = 0  # the client that crafts a model
-
-
-class Found(NamedTuple):
-    """How many rows were recovered, of how many."""
-
-    rows: int
-    of: int
+Step = Literal["local_epochs", "gradient"]  # of FedeRiCo
 
 
 def first_layer(model: FlatModel, inputs: int) -> str | None:
@@ -52,14 +46,15 @@ def quotients(weights: Tensor, biases: Tensor) -> Tensor:
 
 def recovered(candidates: Tensor, truth: Tensor) -> int:
     """How many rows of ``truth`` have a candidate within NEAR of the range of inputs."""
+    candidates = candidates[candidates.isfinite().all(1)]
     if not len(candidates):
         return 0
-    apart = torch.cdist(truth.double(), candidates.double(), p=torch.inf).nan_to_num(nan=torch.inf)
-    return int((apart.min(1).values <= NEAR * (truth.max() - truth.min())).sum())
+    apart = torch.cdist(truth.double(), candidates.double(), p=torch.inf).min(1).values
+    return int((apart <= NEAR * (truth.max() - truth.min())).sum())
 
 
-def inverted(problem: Problem, shards: Shards, engine: EngineSettings, batch: int) -> Found | None:
-    """Rows that FedAvg's server recovers from one step of every client on ``batch`` rows.
+def inverted(problem: Problem, shards: Shards, engine: EngineSettings, batch: int) -> float | None:
+    """The share of rows that FedAvg's server recovers if every client takes a step on ``batch``.
 
     None if the first layer is not linear.
     """
@@ -74,7 +69,7 @@ def inverted(problem: Problem, shards: Shards, engine: EngineSettings, batch: in
     for w, i in zip(uploads.w, round.clients.tolist(), strict=True):
         change = problem.model.own(w - problem.start)[layer]
         count += recovered(quotients(change["weight"], change["bias"]), _rows(shards, i))
-    return Found(count, batch * len(round.clients))
+    return count / (batch * len(round.clients))
 
 
 def crafted(model: FlatModel, start: Tensor, layer: str, rows: Tensor) -> Tensor:
@@ -92,34 +87,34 @@ def crafted(model: FlatModel, start: Tensor, layer: str, rows: Tensor) -> Tensor
     return model.gathered(own)
 
 
-def imprinted(
-    problem: Problem, shards: Shards, engine: EngineSettings, step: str
-) -> Found | None:
-    """Rows that a peer recovers in the first round of FedeRiCo, whose model it has crafted.
+def imprinted(problem: Problem, shards: Shards, engine: EngineSettings, step: Step) -> float | None:
+    """The share of the others' rows that a client recovers by crafting its model of FedeRiCo.
 
-    Everybody evaluates it. None if the first layer is not linear.
+    All others evaluate it in the first round. None if the first layer is not linear.
     """
     layer = first_layer(problem.model, problem.shape.numel())
     if layer is None:
         return None
-    plain = FedeRiCo(downloads=problem.population - 1, step=step)  # type: ignore[arg-type]
-    method = governed(plain, problem)
+    method = governed(FedeRiCo(downloads=problem.population - 1, step=step), problem)
     server, states = method.init(problem)
     model = crafted(problem.model, problem.start, layer, _rows(shards, CURIOUS))
-    at = torch.tensor([CURIOUS])
-    server = server._replace(models=server.models.index_copy(0, at, model[None]))
+    models = torch.cat([model[None], server.models[1:]])
+    server = server._replace(models=models)
     uploads, round = _answers(method, problem, shards, engine, server, states)
     count, of = 0, 0
     for at, i in enumerate(round.clients.tolist()):
         if i != CURIOUS:
-            mine = uploads.owner[at] == CURIOUS
-            change = problem.model.own(uploads.change.vectors[at][mine].sum(0))[layer]
-            weights, biases = (-change[name].diff(dim=0) for name in ("weight", "bias"))
-            last = change["weight"][-1:], change["bias"][-1:]
-            weights, biases = torch.cat([weights, last[0]]), torch.cat([biases, last[1]])
+            mine = uploads.change.vectors[at][uploads.owner[at] == CURIOUS].sum(0)
+            change = problem.model.own(mine)[layer]
+            weights, biases = (between(change[name]) for name in ("weight", "bias"))
             truth = _rows(shards, i)
             count, of = count + recovered(quotients(weights, biases), truth), of + len(truth)
-    return Found(count, of)
+    return count / of
+
+
+def between(change: Tensor) -> Tensor:
+    """What each unit changes more than the next one, and the last one alone."""
+    return torch.cat([change[:-1] - change[1:], change[-1:]])
 
 
 def _answers(

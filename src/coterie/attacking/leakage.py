@@ -19,8 +19,9 @@ curve.
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -31,28 +32,29 @@ from ..core import random
 from ..core.flat import FlatModel
 from ..core.metrics import mean_known
 from ..core.privacy import Privacy
-from ..core.problem import Problem
 from ..core.rows import dense
 from ..core.shards import Ragged, Shards
+from ..data.simulation import Simulation
 from ..engines import Length, make_engine
 from ..errors import ConfigError, printable_lines
 from ..runs import collaboration
 from ..runs.accounting import foreseen
 from ..runs.assemble import Assembly, assemble
-from ..runs.config.methods import Method
 from ..runs.config.schema import Config
 from ..runs.listeners import Progress, Watch
-from ..runs.setting import Prepared
+from ..runs.run import Roster
+from ..storage import files
 from ..training.guard import Guard
 from ..training.rounds import Record, train
 from ..views import words
-from .inversion import Found, imprinted, inverted
+from .inversion import Step, imprinted, inverted
 
 NOISES = (0.0, 0.5, 1.0, 2.0)
 SHADOWS = 32
 LOW = 0.01  # the rate of false positives at which the rate of true ones is told
 BATCHES = (1, 4)
-SEEN = {
+STEPS: tuple[Step, ...] = ("gradient", "local_epochs")
+SEEN: dict[str, tuple[str, Callable[[Any, int], Tensor]]] = {  # and the models [K, P], by client
     "fedavg": ("FedAvg's global model", lambda server, clients: server.expand(clients, -1)),
     "fedfomo": ("a model that FedFomo sends to peers", lambda server, _: dense(server.models)),
 }
@@ -96,8 +98,13 @@ def _short(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.1f}"
 
 
+def shadow_runs(config: Config) -> int:
+    """How many runs :func:`leakage` trains."""
+    return len(config.seeds) * len(NOISES) * len(SEEN) * (SHADOWS + 1)
+
+
 def leakage(config: Config, listeners: Sequence[Watch] = (), shadows: int = SHADOWS) -> Leakage:
-    """Attack the models of a config, of whose methods only fields are used."""
+    """Attack the models of a config; with ``run.out`` the numbers are in its ``exposure.json``."""
     if config.run.federation is not None or config.engine.name == "wire":
         raise ConfigError("attack: found clients in other processes; expected a simulation")
     inner = assemble(config)
@@ -108,7 +115,12 @@ def leakage(config: Config, listeners: Sequence[Watch] = (), shadows: int = SHAD
                 for what, value in _told(inner, seed, noise, listeners, shadows):
                     found.setdefault(what, {}).setdefault(noise, []).append(value)
     means = {w: {noise: _mean(v) for noise, v in each.items()} for w, each in found.items()}
-    return Leakage(means, tuple(config.seeds))
+    made = Leakage(means, tuple(config.seeds))
+    if config.run.out is not None:
+        path = Path(config.run.out) / "exposure.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, made.to_dict())
+    return made
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -120,45 +132,40 @@ def _told(
     inner: Assembly, seed: int, noise: float, listeners: Sequence[Watch], shadows: int
 ) -> Iterator[tuple[str, float | None]]:
     """The numbers of one seed and noise."""
+    on, rounds = _simulated(inner, "fedavg", seed, noise), inner.config.run.rounds
+    if not on.problem.classes:
+        raise ConfigError("attack --exposure: found a regression; expected classes")
+    half, _ = halved(on, 0)
+    yield "ε of a client", foreseen(half.problem, inner.config.method("fedavg").build(), rounds)
     for name, (seen, _) in SEEN.items():
-        on, runs = _prepared(inner, name, seed, noise), []
-        if not on.problem.classes:
-            raise ConfigError("attack --exposure: found a regression; expected classes")
-        method = inner.config.method(name)
+        runs = []
         for number in range(shadows + 1):
-            runs.append(shadow_run(inner, method, on, number))
-            rounds = inner.config.run.rounds
+            runs.append(shadow_run(inner, name, _simulated(inner, name, seed, noise), number))
             for watch in listeners:
-                watch(Progress(method.label, seed, rounds, rounds, None, more=rounds))
-        if name == "fedavg":
-            half = halved(on, 0)[0].problem
-            yield "ε of a client", foreseen(half, method.build(), inner.config.run.rounds)
-        accuracy = [float(mean_known(run.scores)) for run in runs]
-        yield f"{words.label(name)}: accuracy", float(np.mean(accuracy))
-        margin, member = (torch.stack([run[at] for run in runs]) for at in (0, 1))
+                watch(Progress(name, seed, rounds, rounds, None, more=rounds))
+        margin = torch.stack([run.margin for run in runs])
+        member = torch.stack([run.member for run in runs])
         scores = likelihood_ratios(margin, member)
-        yield f"rows recognised in {seen}, in percent", 100 * true_positives(scores, member)
-        if name == "fedfomo":
-            areas = [run.groups for run in runs]
-            yield "area under the curve of groups in FedFomo's weights", _mean(areas)
+        yield f"{words.label(name)}: accuracy", _mean([run.score for run in runs])
+        yield f"rows recognised in {seen}, %", _percent(true_positives(scores, member))
+    yield "groups in FedFomo's weights: area under the curve", _mean([run.groups for run in runs])
+    clients = on.problem, on.shards, inner.config.engine
     for batch in BATCHES:
-        count = inverted(on.problem, on.shards, inner.config.engine, batch)
-        yield f"rows recovered from a step on {batch}, in percent", _share(count)
-    for step in ("gradient", "local_epochs"):
+        yield f"rows recovered from a step on {batch}, %", _percent(inverted(*clients, batch))
+    for step in STEPS:
         refused = bool(noise) and step == "gradient"
-        engine = inner.config.engine
-        count = None if refused else imprinted(on.problem, on.shards, engine, step)
-        yield f"rows recovered from FedeRiCo's {step}, in percent", _share(count)
+        share = None if refused else imprinted(*clients, step)
+        yield f"rows recovered by a crafted model of FedeRiCo ({step}), %", _percent(share)
 
 
-def _share(found: Found | None) -> float | None:
-    return None if found is None else 100 * found.rows / found.of
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
 
 
-def _prepared(inner: Assembly, name: str, seed: int, noise: float) -> Prepared:
+def _simulated(inner: Assembly, name: str, seed: int, noise: float) -> Simulation:
     """The clients of a method at this noise; without noise nothing is clipped either."""
     method = inner.config.method(name)
-    on = inner.prepare(method.build(), inner.config.single(method, seed))
+    on = inner.simulated(method.build(), inner.config.single(method, seed))
     agreed = inner.config.agreed_privacy or Privacy()
     privacy = replace(agreed, noise=noise, epsilon=None) if noise else None
     return on._replace(problem=replace(on.problem, privacy=privacy))
@@ -172,11 +179,11 @@ class Shadow(NamedTuple):
 
     margin: Tensor  # [N] of each row, in the model that is seen of its client
     member: Tensor  # [N] whether the run was trained on it
-    scores: Any  # [K] of the clients
-    groups: float | None
+    score: float  # the mean of the clients
+    groups: float | None  # how well the weights of all rounds tell who is of one group
 
 
-def halved(on: Prepared, number: int) -> tuple[Prepared, Tensor]:
+def halved(on: Simulation, number: int) -> tuple[Simulation, Tensor]:
     """The clients with a random half of their training rows, and which rows these are ``[N]``.
 
     Their names hold the number of the run, so that minibatches and noise are other ones too.
@@ -193,15 +200,15 @@ def halved(on: Prepared, number: int) -> tuple[Prepared, Tensor]:
     names = tuple(f"{name}, run {number}" for name in on.problem.clients)
     counts = on.problem.counts._replace(train=tuple(map(len, kept)))
     problem = replace(on.problem, clients=names, counts=counts)
-    return Prepared(problem, on.roster, shards), torch.cat(member)
+    return Simulation(problem, shards, on.federation), torch.cat(member)
 
 
-def shadow_run(inner: Assembly, method: Method, on: Prepared, number: int) -> Shadow:
+def shadow_run(inner: Assembly, name: str, on: Simulation, number: int) -> Shadow:
     """Train on a random half of every client's rows, and look at the models that others see."""
     half, member = halved(on, number)
+    method = inner.config.method(name)
     asked = inner.config.single(method, on.problem.seed)
-    runs = 2 * len(NOISES) * (SHADOWS + 1)
-    length = Length(asked.run.rounds, asked.run.participation, runs)
+    length = Length(asked.run.rounds, asked.run.participation, shadow_runs(inner.config))
     engine = make_engine(asked.engine, half.problem, half.shards, length)
     try:
         records = list(
@@ -218,17 +225,17 @@ def shadow_run(inner: Assembly, method: Method, on: Prepared, number: int) -> Sh
         )
     finally:
         engine.close()
-    models = SEEN[method.name][1](records[-1].server, on.problem.population)
+    models = SEEN[name][1](records[-1].server, on.problem.population)
     parts = [margins(on.problem.model, models[i], on.shards, i) for i in range(len(models))]
-    scores = records[-1].evaluation.test
-    return Shadow(torch.cat(parts), member, scores, _groups(records, on))
+    scores = [r.evaluation.test for r in records if r.evaluation is not None]
+    return Shadow(torch.cat(parts), member, float(mean_known(scores[-1])), _groups(records, on))
 
 
-def _groups(records: Sequence[Record], on: Prepared) -> float | None:
-    """How well the weights of all rounds tell who is of one group; None without weights."""
+def _groups(records: Sequence[Record], on: Simulation) -> float | None:
     known = [r.collaboration for r in records if r.collaboration is not None]
     total = collaboration.add_up(known, False)
-    return None if total is None else collaboration.weight_recovery(total, *on.roster.truth(False))
+    truth = Roster.of(on.federation).truth(False)
+    return None if total is None else collaboration.weight_recovery(total, *truth)
 
 
 def margins(model: FlatModel, w: Tensor, shards: Shards, client: int) -> Tensor:
