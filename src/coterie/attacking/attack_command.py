@@ -7,7 +7,7 @@ import typer
 from ..commands.arguments import JSON, configured
 
 if TYPE_CHECKING:
-    from .leakage import Leakage
+    from .exposed_rows import ExposedRows
     from .robustness import Robustness
 
 
@@ -32,13 +32,13 @@ def attack(
     from ..commands.live import watching
     from ..errors import ConfigError
     from .attacks import ATTACKS
-    from .leakage import leakage, shadow_runs
+    from .exposed_rows import exposed_rows, shadow_runs
     from .robustness import attack_config, methods_of
 
     asked = configure(config, **given)
     if exposure:
         with watching(asked, shadow_runs(asked)) as watch:
-            _show(leakage(asked, [watch]), as_json)
+            _show(exposed_rows(asked, [watch]), as_json)
         return
     try:
         parts = [float(part) for part in shares.split(",") if part.strip()]
@@ -50,7 +50,7 @@ def attack(
         _show(attack_config(asked, names, parts, [watch]), as_json)
 
 
-def _show(found: "Leakage | Robustness", as_json: bool) -> None:
+def _show(found: "ExposedRows | Robustness", as_json: bool) -> None:
     from ..commands.console import show, show_json
 
     show_json(found.to_dict()) if as_json else show(found)

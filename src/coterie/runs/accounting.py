@@ -46,8 +46,8 @@ def foreseen(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> float:
     if privacy is None:
         return math.inf
     plan, noise = _planned(problem, algorithm, rounds), privacy.noise or 0.0
-    each = (_events(plan, problem.recipe, size, noise) for size in _sizes(problem))
-    return max(epsilon(spent, privacy.delta)[0] for spent in each)
+    worst = _worst(plan, _sizes(problem), problem.recipe, noise, privacy.delta)
+    return epsilon(worst, privacy.delta)[0]
 
 
 def _planned(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> Counter[Query]:
@@ -79,8 +79,7 @@ def _solved(
     """The smallest noise, to a thousandth of itself, with which no client's ε exceeds ``most``."""
 
     def worst(noise: float) -> Spent:
-        each = {_events(dict(plan), recipe, size, noise) for size in sizes}
-        return max(each, key=lambda spent: _renyi(spent, delta))
+        return _worst(dict(plan), sizes, recipe, noise, delta)
 
     low, high = LEAST_NOISE, MOST_NOISE
     if epsilon(worst(high), delta)[0] > most:
@@ -92,6 +91,14 @@ def _solved(
         middle = math.sqrt(low * high)
         low, high = (low, middle) if epsilon(worst(middle), delta)[0] <= most else (middle, high)
     return float(f"{high:.4g}") * (1 + 1e-3)
+
+
+def _worst(
+    plan: Mapping[Query, int], sizes: frozenset[int], recipe: Recipe, noise: float, delta: float
+) -> Spent:
+    """What the client that spends most spends, among clients of these sizes."""
+    each = {_events(plan, recipe, size, noise) for size in sizes}
+    return max(each, key=lambda spent: _renyi(spent, delta), default=())
 
 
 def _events(plan: Mapping[Query, int], recipe: Recipe, size: int, noise: float) -> Spent:

@@ -9,7 +9,16 @@ from torch import nn
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.api import configure
-from coterie.attacking import leakage as module
+from coterie.attacking import exposed_rows as module
+from coterie.attacking.exposed_rows import (
+    _simulated,
+    exposed_rows,
+    halved,
+    likelihood_ratios,
+    margins,
+    shadow_run,
+    true_positives,
+)
 from coterie.attacking.inversion import (
     between,
     crafted,
@@ -18,15 +27,6 @@ from coterie.attacking.inversion import (
     inverted,
     quotients,
     recovered,
-)
-from coterie.attacking.leakage import (
-    _simulated,
-    halved,
-    leakage,
-    likelihood_ratios,
-    margins,
-    shadow_run,
-    true_positives,
 )
 from coterie.core.flat import FlatModel
 from coterie.core.privacy import Privacy
@@ -162,7 +162,7 @@ def test_the_table_has_a_column_for_each_noise_and_is_written(tmp_path, monkeypa
     pytest.importorskip("opacus", reason="pip install 'coterie[dp]'")
     monkeypatch.setattr(module, "NOISES", (0.0, 1.0))
     told = []
-    found = leakage(configure(SMALL, out=tmp_path), [told.append], shadows=3)
+    found = exposed_rows(configure(SMALL, out=tmp_path), [told.append], shadows=3)
     assert len(told) == 2 * 2 * 4
     assert (tmp_path / "exposure.json").exists()
     spent = found.rows["ε of a client"]
@@ -172,7 +172,7 @@ def test_the_table_has_a_column_for_each_noise_and_is_written(tmp_path, monkeypa
     assert "| σ = 0 | σ = 1 |" in str(found)
     assert {row["noise"] for row in found.to_dict()["rows"]} == {0.0, 1.0}
     with pytest.raises(ConfigError, match="expected classes"):
-        leakage(configure({"data": {"name": "sine"}, "run": {"rounds": 1}}), shadows=1)
+        exposed_rows(configure({"data": {"name": "sine"}, "run": {"rounds": 1}}), shadows=1)
 
 
 def test_what_is_foreseen_is_what_a_run_spends():

@@ -62,7 +62,7 @@ SEEN: dict[str, tuple[str, Callable[[Any, int], Tensor]]] = {  # and the models 
 
 @final
 @dataclass(frozen=True, repr=False)
-class Leakage:
+class ExposedRows:
     """What was found, by what it is and the noise: means over seeds; None where it is not defined.
 
     ``epsilon`` is what a client spends in a whole run of FedAvg or FedFomo.
@@ -99,11 +99,13 @@ def _short(value: float) -> str:
 
 
 def shadow_runs(config: Config) -> int:
-    """How many runs :func:`leakage` trains."""
+    """How many runs :func:`exposed_rows` trains."""
     return len(config.seeds) * len(NOISES) * len(SEEN) * (SHADOWS + 1)
 
 
-def leakage(config: Config, listeners: Sequence[Watch] = (), shadows: int = SHADOWS) -> Leakage:
+def exposed_rows(
+    config: Config, listeners: Sequence[Watch] = (), shadows: int = SHADOWS
+) -> ExposedRows:
     """Attack the models of a config; with ``run.out`` the numbers are in its ``exposure.json``."""
     if config.run.federation is not None or config.engine.name == "wire":
         raise ConfigError("attack: found clients in other processes; expected a simulation")
@@ -115,7 +117,7 @@ def leakage(config: Config, listeners: Sequence[Watch] = (), shadows: int = SHAD
                 for what, value in _told(inner, seed, noise, listeners, shadows):
                     found.setdefault(what, {}).setdefault(noise, []).append(value)
     means = {w: {noise: _mean(v) for noise, v in each.items()} for w, each in found.items()}
-    made = Leakage(means, tuple(config.seeds))
+    made = ExposedRows(means, tuple(config.seeds))
     if config.run.out is not None:
         path = Path(config.run.out) / "exposure.json"
         path.parent.mkdir(parents=True, exist_ok=True)
