@@ -1,12 +1,15 @@
 """What models tell of their rows: the attacks against laws, and that noise ends them."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from coterie import cli
 from coterie.algorithms.fedavg import FedAvg
 from coterie.api import configure
 from coterie.attacking import exposed_rows as module
@@ -158,21 +161,41 @@ def test_a_convolution_is_not_inverted():
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def test_the_table_has_a_column_for_each_noise_and_is_written(tmp_path, monkeypatch):
+def test_the_table_has_a_column_for_each_noise_and_is_written(tmp_path, monkeypatch, capsys):
     pytest.importorskip("opacus", reason="pip install 'coterie[dp]'")
     monkeypatch.setattr(module, "NOISES", (0.0, 1.0))
+    monkeypatch.setattr(module, "SHADOWS", 3)
+    config = tmp_path / "small.toml"
+    config.write_text(
+        "[data]\nname = 'digits'\n[partition]\nname = 'label_groups'\nclients = 4\n"
+        "fraction = 0.3\n[model]\nname = 'mlp'\n[run]\nrounds = 1\n"
+    )
+    with pytest.raises(SystemExit):
+        cli.main(["attack", str(config), "--exposure", "--json", "--out", str(tmp_path / "out")])
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "out" / "exposure.json").read_text())
+    told = {(row["what"], row["noise"]): row["value"] for row in found["rows"]}
+    assert told["ε of a client", 0.0] == "inf"
+    assert 0 < told["ε of a client", 1.0] < 1000
+    what = "rows recovered from a step on 1, %"
+    assert [told[what, noise] for noise in (0.0, 1.0)] == [100.0, 0.0]
+    shown = str(module.ExposedRows({what: {0.0: 100.0, 1.0: None}}, (0,)))
+    assert "| σ = 0 | σ = 1 |" in shown
+    assert f"| {what} | 100.0 | — |" in shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"),
+    [
+        ({"data": {"name": "sine"}}, "expected classes"),
+        ({**SMALL, "model": {"name": "support:NormedDigits"}}, "norm = 'group'"),
+    ],
+)
+def test_what_could_not_be_attacked_is_refused_before_training(asked, word):
     told = []
-    found = exposed_rows(configure(SMALL, out=tmp_path), [told.append], shadows=3)
-    assert len(told) == 2 * 2 * 4
-    assert (tmp_path / "exposure.json").exists()
-    spent = found.rows["ε of a client"]
-    assert spent[0.0] == math.inf
-    assert 0 < spent[1.0] < math.inf
-    assert found.rows["rows recovered from a step on 1, %"] == {0.0: 100.0, 1.0: 0.0}
-    assert "| σ = 0 | σ = 1 |" in str(found)
-    assert {row["noise"] for row in found.to_dict()["rows"]} == {0.0, 1.0}
-    with pytest.raises(ConfigError, match="expected classes"):
-        exposed_rows(configure({"data": {"name": "sine"}, "run": {"rounds": 1}}), shadows=1)
+    with pytest.raises(ConfigError, match=word):
+        exposed_rows(configure(asked, code=Path(__file__).parent), [told.append])
+    assert not told
 
 
 def test_what_is_foreseen_is_what_a_run_spends():

@@ -31,6 +31,7 @@ from torch import Tensor
 from ..core import random
 from ..core.flat import FlatModel
 from ..core.metrics import mean_known
+from ..core.policies import governed
 from ..core.privacy import Privacy
 from ..core.rows import dense
 from ..core.shards import Ragged, Shards
@@ -63,10 +64,7 @@ SEEN: dict[str, tuple[str, Callable[[Any, int], Tensor]]] = {  # and the models 
 @final
 @dataclass(frozen=True, repr=False)
 class ExposedRows:
-    """What was found, by what it is and the noise: means over seeds; None where it is not defined.
-
-    ``epsilon`` is what a client spends in a whole run of FedAvg or FedFomo.
-    """
+    """What was found, by what it is and the noise: means over seeds, None if it is not defined."""
 
     rows: dict[str, dict[float, float | None]]
     seeds: tuple[int, ...]
@@ -103,18 +101,17 @@ def shadow_runs(config: Config) -> int:
     return len(config.seeds) * len(NOISES) * len(SEEN) * (SHADOWS + 1)
 
 
-def exposed_rows(
-    config: Config, listeners: Sequence[Watch] = (), shadows: int = SHADOWS
-) -> ExposedRows:
+def exposed_rows(config: Config, listeners: Sequence[Watch] = ()) -> ExposedRows:
     """Attack the models of a config; with ``run.out`` the numbers are in its ``exposure.json``."""
     if config.run.federation is not None or config.engine.name == "wire":
         raise ConfigError("attack: found clients in other processes; expected a simulation")
     inner = assemble(config)
     found: dict[str, dict[float, list[float | None]]] = {}
     with contextlib.closing(inner):
+        _check(inner)
         for seed in config.seeds:
             for noise in NOISES:
-                for what, value in _told(inner, seed, noise, listeners, shadows):
+                for what, value in _told(inner, seed, noise, listeners):
                     found.setdefault(what, {}).setdefault(noise, []).append(value)
     means = {w: {noise: _mean(v) for noise, v in each.items()} for w, each in found.items()}
     made = ExposedRows(means, tuple(config.seeds))
@@ -125,23 +122,30 @@ def exposed_rows(
     return made
 
 
+def _check(inner: Assembly) -> None:
+    """Refuse, before anything is trained, what could not be attacked at every noise."""
+    for name in SEEN:
+        problem = _simulated(inner, name, inner.config.seeds[0], NOISES[-1]).problem
+        if not problem.classes:
+            raise ConfigError("attack --exposure: found a regression; expected classes")
+        governed(inner.config.method(name).build(), problem)
+
+
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(mean_known(np.array(known, dtype=np.float64))) if known else None
 
 
 def _told(
-    inner: Assembly, seed: int, noise: float, listeners: Sequence[Watch], shadows: int
+    inner: Assembly, seed: int, noise: float, listeners: Sequence[Watch]
 ) -> Iterator[tuple[str, float | None]]:
     """The numbers of one seed and noise."""
     on, rounds = _simulated(inner, "fedavg", seed, noise), inner.config.run.rounds
-    if not on.problem.classes:
-        raise ConfigError("attack --exposure: found a regression; expected classes")
     half, _ = halved(on, 0)
     yield "ε of a client", foreseen(half.problem, inner.config.method("fedavg").build(), rounds)
     for name, (seen, _) in SEEN.items():
         runs = []
-        for number in range(shadows + 1):
+        for number in range(SHADOWS + 1):
             runs.append(shadow_run(inner, name, _simulated(inner, name, seed, noise), number))
             for watch in listeners:
                 watch(Progress(name, seed, rounds, rounds, None, more=rounds))
