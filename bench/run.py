@@ -7,6 +7,8 @@ A workload with long rounds is timed with fewer rounds, at least three.
 
 import argparse
 import json
+import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,12 +16,28 @@ import torch
 
 import growth
 import short
+from coterie.algorithms import ALGORITHMS
+from coterie.core.algorithm import AnyAlgorithm
+from coterie.data.simulation import Simulation
 from coterie.engines import EngineSettings, Length, make_backend
 from coterie.engines.base import Backend, Work
 from coterie.engines.process import settings
 from plain import fastest
-from timing import FAILURES, Bill, Contestant, Lap, Machine, bill, busy, machine, race, reason, tell
-from workloads import WORKLOADS, Steady, Workload, steady
+from timing import (
+    FAILURES,
+    WARM,
+    Bill,
+    Contestant,
+    Lap,
+    Machine,
+    bill,
+    busy,
+    machine,
+    race,
+    reason,
+    tell,
+)
+from workloads import HORIZON, WORKLOADS, Steady, Workload, steady
 
 ENGINES = ("auto", "vmap", "loop")
 
@@ -105,6 +123,45 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
     return cost, {**laps, **failed}
 
 
+class Cost(NamedTuple):
+    """The processor seconds of a method's round beside FedAvg's, on one thread, in turns."""
+
+    workload: str
+    method: str
+    cpu_seconds: float | None
+    over_fedavg: float | None
+    told: str  # what the engine chose, or why it failed
+
+
+def costs(works: Iterable[Workload], repeats: int) -> Iterator[Cost]:
+    """Yield the cost of every method, with its defaults, on some workloads."""
+    for work in works:
+        on = work.simulation(torch.device("cpu"))
+        fedavg = _prepared(ALGORITHMS["fedavg"](), on)
+        for name, method in ALGORITHMS.items():
+            tell(f"{work.name}: {name}")
+            try:
+                mine = fedavg if name == "fedavg" else _prepared(method(), on)
+                with settings(threads=1):
+                    turns = [(_cpu(fedavg), _cpu(mine)) for _ in range(WARM + repeats)][WARM:]
+            except FAILURES as error:
+                yield Cost(work.name, name, None, None, f"failed: {reason(error)}")
+                continue
+            base, own = (statistics.median(times) for times in zip(*turns, strict=True))
+            yield Cost(work.name, name, own, own / base, mine.resolved)
+
+
+def _prepared(method: AnyAlgorithm, on: Simulation) -> Contestant:
+    method.check(on.problem, HORIZON)
+    return contestant("vmap", steady(method, on))
+
+
+def _cpu(one: Contestant) -> float:
+    began = time.process_time()
+    one.once()
+    return time.process_time() - began
+
+
 def contestant(engine: str, start: Steady) -> Contestant:
     """Rounds of a method on the backend that a long run would use."""
     work = Work(start.on.problem, start.on.shards)
@@ -157,6 +214,13 @@ RESULTS = (
     Column("of ceiling", "share_of_ceiling", ">10.1%"),
     Column("peak MiB", "peak_mib", ">9.0f"),
     Column("rounds", "repeats", ">6"),
+    Column("resolved to", "told", ""),
+)
+BY_METHOD = (
+    Column("", "workload", "<4"),
+    Column("method", "method", "<15"),
+    Column("CPU s/round", "cpu_seconds", ">11.4f"),
+    Column("over FedAvg", "over_fedavg", ">11.2f"),
     Column("resolved to", "told", ""),
 )
 COSTS = (
@@ -215,6 +279,7 @@ def options() -> argparse.ArgumentParser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--scale", action="store_true", help="rounds of 10 to 1,000 clients")
     instead.add_argument("--population", action="store_true", help="100 of 100 to 10,000 clients")
+    instead.add_argument("--methods", action="store_true", help="methods against FedAvg, on a CPU")
     instead.add_argument("--short", action="store_true", help="whole short runs against the loop")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
     parser.add_argument("--force", action="store_true", help="measure even on a busy machine")
@@ -243,6 +308,9 @@ def main(arguments: list[str] | None = None) -> None:
         show(growth.population(device, asked.repeats), COSTS, as_json=asked.json)
     elif asked.short:
         show(short.runs(asked.names or known, asked.repeats), SHORT, as_json=asked.json)
+    elif asked.methods:
+        works = [WORKLOADS[name] for name in asked.names or ("W1", "W4")]
+        show(costs(works, asked.repeats), BY_METHOD, as_json=asked.json)
     else:
         works = [WORKLOADS[name] for name in asked.names or known]
         found = results(works, device, asked.precision, asked.repeats)

@@ -4,12 +4,15 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 from support import OPEN
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("busy", deadline=None)  # the machine may have other work
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,20 @@ def named_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
 
     yield name
     native.compiler.cache_clear()
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Type a command; its exit code, stdout and stderr."""
+    from coterie import cli
+
+    def call(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return call
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie import cli
 from coterie.advising.advice import KINDS, MARGIN, PROBE, ROUNDS, conclude, probe_config
 from coterie.errors import ConfigError
 from coterie.views.comparison import Comparison
@@ -134,18 +133,16 @@ def test_a_probe_is_short_unless_its_caller_says_otherwise(tmp_path, monkeypatch
             probe_config(None, **given)
 
 
-def test_the_command_tells_its_time_first_and_prints_documented_json(capsys, tmp_path):
+def test_the_command_tells_its_time_first_and_prints_documented_json(command, tmp_path):
     config = tmp_path / "x.toml"
     config.write_text(
         '[partition]\nname = "iid"\nclients = 3\n[model]\nname = "linear"\n'
         '[engine]\nname = "vmap"\ntrace = false\n[train]\nbatch = 100\n'
     )
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["advise", str(config), "--rounds", "2", "--seeds", "2", "--json"])
-    printed = capsys.readouterr()
-    assert not ended.value.code
-    value = json.loads(printed.out)
+    code, out, err = command("advise", config, "--rounds", "2", "--seeds", "2", "--json")
+    assert not code
+    value = json.loads(out)
     section = PAGE.partition("## coterie advise --json")[2].partition("\n## ")[0]
     assert {*value} == set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
-    first = next(line for line in printed.err.splitlines() if not line.startswith("preparing"))
+    first = next(line for line in err.splitlines() if not line.startswith("preparing"))
     assert re.fullmatch(r"probe: 6 methods x 2 seeds x 2 rounds, about .* s", first)

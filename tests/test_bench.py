@@ -12,6 +12,7 @@ import growth
 import run
 import short
 import timing
+from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.waffle import Waffle
@@ -263,6 +264,23 @@ def test_the_table_has_a_line_per_engine(quick, capsys):
     assert titles.split()[:2] == ["engine", "s/round"]
     assert [line.split()[1] for line in lines] == ["plain", "auto", "loop", "vmap"]
     assert lines[-1].endswith("failed: EngineError: no such thing here")
+
+
+def test_methods_are_measured_beside_fedavg_and_who_fails_says_why(monkeypatch, capsys):
+    make_backend = run.make_backend
+    monkeypatch.setitem(WORKLOADS, "W1", tiny("W1"))
+    monkeypatch.setattr(
+        run, "make_backend", lambda _, *rest: make_backend(EngineSettings("loop"), *rest)
+    )
+    few = {name: ALGORITHMS[name] for name in ("fedavg", "fedavg_data", "ditto")}
+    monkeypatch.setattr(run, "ALGORITHMS", few)
+    run.main(["W1", "--methods", "--force", "--json", "--repeats", "1"])
+    fedavg, data, ditto = json.loads(capsys.readouterr().out)
+    assert fedavg["over_fedavg"] > 0
+    assert data["cpu_seconds"] is None
+    assert "shared samples" in data["told"]
+    assert ditto["over_fedavg"] > 0
+    assert ditto["told"].startswith("engine loop")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 import coterie
-from coterie.cli import main
 
 METHOD = '''
 from dataclasses import dataclass
@@ -192,14 +191,13 @@ class Net(nn.Module):
         coterie.run(model="mynet:Net", engine="loop", code=str(tmp_path), **OF_FEDAVG)
 
 
-def test_the_command_prints_it_without_a_traceback(mine, tmp_path, capsys):
+def test_the_command_prints_it_without_a_traceback(mine, command):
     with pytest.raises(coterie.EngineError):
         mine("aggregate", "return 1 / 0")
     sys.modules.pop("mine", None)
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--code", ".", "--method", "mine:Mine", "--rounds", "1", "--engine", "loop"])
-    err = capsys.readouterr().err
-    assert ended.value.code == 2
+    asked = ["--code", ".", "--method", "mine:Mine", "--rounds", "1", "--engine", "loop"]
+    code, _, err = command("run", *asked)
+    assert code == 2
     assert "Traceback" not in err
     assert re.search(
         r"ZeroDivisionError: division by zero\n +\S+mine\.py, line \d+, in aggregate", err

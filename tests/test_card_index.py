@@ -178,7 +178,7 @@ def test_claims_are_counted_at_the_largest_scale_that_judges_them_and_scales_are
     path = cards / "p1" / "t9.toml"
     text = path.read_text().replace("[data]\n", CLAIMS)
     text = re.sub(r"seeds = \d", "seeds = 3", text)
-    path.write_text(text)
+    path.write_text(text.replace("[scales.small]\n", '[scales.small]\ntried = "ten rounds"\n'))
     (cards / "p1" / "t8.toml").unlink()
     home = cards.parent
 
@@ -198,6 +198,7 @@ def test_claims_are_counted_at_the_largest_scale_that_judges_them_and_scales_are
     }
     assert counts == ["2", "0", "2", "0", "0", "0"]
     assert "P1-T9, Fails with a cause | a bar: nothing is 150 points better" in told
+    assert "- P1-T9, scale small, tried and left: ten rounds" in told
     assert all(len(line) <= 200 for line in told.splitlines() if line.startswith("|"))
     called(capsys, "P1-T9", "--publish", "pub", "--columns", "few", "--seeds", "2")
     counts, told = page()  # partial at paper scale: the judgement at the scale small stands

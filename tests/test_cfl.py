@@ -90,7 +90,6 @@ def test_the_linkages_differ():
     assert as_sets(bipartition(chain, "complete")) == {frozenset([0, 1]), frozenset([2, 3])}
 
 
-@settings(deadline=None)
 @given(st.integers(3, 9), st.integers(0, 10**6), st.sampled_from(["single", "complete"]))
 def test_a_cut_has_two_parts_and_does_not_depend_on_the_order(n, seed, linkage):
     S = random_similarity(n, seed)
@@ -130,7 +129,6 @@ def test_one_pair_that_agrees_across_does_not_hold_a_split_back():
     assert opposed(S, part, 0.25, 0.2)
 
 
-@settings(deadline=None)
 @given(st.integers(4, 30), st.integers(0, 10**6))
 def test_noise_around_a_resting_average_is_not_two_groups(n, seed):
     """Changes without a common direction, of which nothing is left on average."""
@@ -227,7 +225,7 @@ def test_ids_survive_the_second_split(linkage):
     assert sorted(second.parent.tolist()) == [-1, 0, 0, 1, 1, 2, 2]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(4, 9), st.integers(0, 10**6))
 def test_clusters_are_always_disjoint_and_cover_everybody(n, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -41,19 +41,6 @@ def work(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.fixture
-def command(capsys):
-    """Run a command; its exit code, stdout and stderr."""
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return call
-
-
 def python(code: str) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -87,10 +74,11 @@ def help_texts(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
         yield from help_texts(one, f"{name} {below}")
 
 
-def test_no_help_shows_an_escaped_bracket():
+def test_help_tells_what_arguments_are_and_shows_no_escaped_bracket():
     texts = dict(help_texts(typer.main.get_command(cli.app), "coterie"))
     assert {"coterie", "coterie compare", "coterie deploy init"} < set(texts)
     assert "[default: direct]" in texts["coterie deploy init"]
+    assert "NAME  name of the new files" in texts["coterie new"]
     assert [name for name, text in texts.items() if "\\" in text] == []
 
 
@@ -186,7 +174,9 @@ def test_a_run_writes_its_page_and_lists_it(command, work, resumed):
     assert "report.html" in json.loads((work / "mine" / "MANIFEST.json").read_text())["files"]
     assert command("verify", "mine")[0] == 0
     place.write_text(text.replace("FedAMP", "FedArm"))
-    assert "report.html has changed" in command("verify", "mine")[1]
+    code, out, _ = command("verify", "mine")
+    assert code == 1
+    assert "report.html has changed" in out
 
 
 @pytest.mark.parametrize("name", ["run", "compare"])
@@ -311,25 +301,17 @@ def test_doctor_counts_and_warns_and_trains_nothing(command, work):
 REFUSED = [
     (["--clients", "0"], "partition.clients: found 0"),
     (["--clients", "5000"], "found 5000, but digits has only 1,797 samples"),
-    (["--clients", "1000000000"], "found 1000000000, but digits has only"),
-    (["--rounds", "0"], "run.rounds: found 0"),
-    (["--participation", "nan"], "run.participation: found nan"),
     (["--lr", "-1"], "train.lr: found -1.0"),
     (["--lr", "fast"], "Invalid value for '--lr'"),
     (["--seeds", "x"], "run.seeds: found 'x'; expected a number, or 0,1,2"),
-    (["--methods", "fedav"], "did you mean 'fedavg'?"),
-    (["--method", "fedfom"], "did you mean 'fedfomo'?"),
-    (["--data", "digts"], "did you mean 'digits'?"),
     (["--data", "sites.csv"], "sites.csv"),
     (["--data", "sine", "--model", "lenet5"], "needs images"),
     (["--model", "no.such:Net"], "cannot be imported"),
-    (["--device", "tpu"], "expected cpu, cuda or cuda:N"),
     (["--device", "cuda:99"], "torch sees"),
     (["--set", "algorithm.epsilon"], "expected FIELD=VALUE"),
     (["--set", "train.lr=[1"], "is no TOML value"),
     (["--set", "train.lrr=1"], "train.lrr: [train] has no such field; did you mean 'lr'?"),
     (["--set", "run.metric=rmse"], "run.metric: 'rmse' does not fit digits"),
-    (["--data", "sine", "--set", "run.metric=auc"], "does not fit sine"),
     (["--data", "sine", "--partition", "concept_shift"], "sine"),
     (["--data", "sine", "--clients", "3"], "comes with its own clients"),
     (["--set", "data.test=0"], "no client has any test data"),

@@ -228,8 +228,6 @@ def test_own_classes_are_found_in_a_folder_that_is_named(tmp_path):
 def test_meanings_of_fields_are_read_from_docstrings_and_comments():
     meaning = {field.name: field.meaning for field in fields(ALGORITHMS["fedavg"])}
     assert meaning["server_lr"].startswith("the server's step")
-    for method in ALGORITHMS.values():
-        assert all(field.meaning for field in fields(method)), method
 
 
 # ---- refusals ----------------------------------------------------------------------------------
@@ -257,6 +255,8 @@ FAULTS = [
     ("[run]\nparticipation = 1.5", "run.participation: found 1.5; expected a number less than or"),
     ("[run]\nseed = -1", "run.seed: found -1"),
     ("[run]\nseeds = 0", "run.seeds: found 0; expected from 1 to 10,000, or a list"),
+    ("[run]\nseeds = 1000000000", "run.seeds: found 1000000000; expected from 1 to 10,000"),
+    ("[guard]\nbound = 0.5", "guard.bound: found 0.5"),
     ("[run]\nseeds = [1, 1]", "run.seeds: 1 stands there twice"),
     ("[run]\nmethods = []", "run.methods: found an empty list"),
     ("[data]\ntest = 1.0", "data.test: found 1.0; expected a number less than 1"),
@@ -329,9 +329,3 @@ def test_a_missing_or_unreadable_file_says_so(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9")
     with pytest.raises(ConfigError, match=r"latin\.toml: cannot be read .* expected UTF-8"):
         load(tmp_path / "latin.toml")
-
-
-@pytest.mark.parametrize("seeds", [0, -3, 10**9])
-def test_a_number_of_seeds_that_nobody_runs_is_refused(seeds):
-    with pytest.raises(ConfigError, match=r"run\.seeds: found .*expected from 1 to 10,000"):
-        load({"run": {"seeds": seeds}})

@@ -28,7 +28,7 @@ from sites import (
     write_tables,
 )
 
-METHOD = {"name": "federico", "downloads": 2, "temperature_per": "sample"}
+METHOD = {"name": "federico", "downloads": 2, "loss_reduction": "mean"}
 ASKED = merge(FAST, {"algorithm": METHOD})
 
 

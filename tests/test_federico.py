@@ -202,13 +202,14 @@ def test_identical_data_and_models_are_weighed_alike():
     assert_close(after.weights, torch.full((3, 3), 1 / 3, dtype=torch.float64))
 
 
-def test_temperature_in_samples_is_the_mean_loss():
-    by_sum = FedeRiCo(temperature_per="sample", temperature=0.5)
-    by_mean = FedeRiCo(loss_reduction="mean", temperature=0.5)
-    found, other = rounds_of(by_sum)[1][-1], rounds_of(by_mean)[1][-1]
-    assert_close(found.states.weights, other.states.weights)
-    plain = rounds_of(FedeRiCo())[1][-1]
-    assert (plain.states.weights - found.states.weights).abs().max() > 1e-3
+def test_a_mean_loss_is_a_sum_at_a_temperature_in_samples():
+    alike = {"federated": federation(sizes=(20, 20, 20)), "merge": False}
+    found, hot, plain = (
+        rounds_of(FedeRiCo(downloads=2, **fields), **alike)[1][-1].states.weights
+        for fields in ({"loss_reduction": "mean"}, {"temperature": 20.0}, {})
+    )
+    assert_close(found, hot)
+    assert (plain - found).abs().max() > 1e-3
 
 
 def test_a_broken_model_counts_as_not_received():

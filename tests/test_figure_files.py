@@ -176,8 +176,7 @@ def test_a_dot_is_below_the_line_if_its_client_loses(comparison):
     kinds = [e for e in root if (e.get("class") or "").startswith("dot")]
     dots = {int(e.get("data-site")): e for kind in kinds for e in kind}
     losses = {int(e.get("data-site")) for e in kinds[1]}
-    gains = comparison.gains("fedavg").mean(0)
-    alone = sum(run.last for run in comparison.of_method("local")) / 2
+    gains, alone = comparison.site_gain("fedavg"), comparison.site_scores("local")
     assert dots.keys() == set(range(CLIENTS))
     for i, dot in dots.items():
         assert (float(dot.get("cy")) > zero) == (gains[i] < 0) == (i in losses)

@@ -10,8 +10,6 @@ import json
 import numpy as np
 import pytest
 
-from coterie import cli
-
 RAISES, LOWERS = ("county", "lakeside", "north"), ("harbour", "metro", "valley")
 TINY = "hilltop"  # age raises the risk there too
 ROWS = {**dict.fromkeys((*RAISES, *LOWERS), 160), "metro": 500, TINY: 14}
@@ -78,16 +76,14 @@ def home(tmp_path_factory):
 
 
 @pytest.fixture
-def typed(home, capsys, monkeypatch):
+def typed(home, command, monkeypatch):
     """Type a command in the folder; what it printed."""
     monkeypatch.chdir(home)
 
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        assert not ended.value.code, printed.err
-        return printed.out
+    def call(*words):
+        code, out, err = command(*words)
+        assert not code, err
+        return out
 
     return call
 

@@ -260,7 +260,7 @@ def test_who_returns_what_it_was_sent_is_left_out_with_a_norm_and_nobody_else_is
     assert screen(lazy, round, on.problem.sizes, Guard(), sent)[1] == ()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.floats(width=32), min_size=3, max_size=3), min_size=5, max_size=5),
     st.lists(st.integers(-5, 60), min_size=5, max_size=5),

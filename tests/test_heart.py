@@ -4,9 +4,6 @@ import csv
 import hashlib
 import re
 
-import pytest
-
-from coterie import cli
 from coterie.data import load
 from coterie.data.sources.heart import FOLDER, HOSPITALS, heart_table
 from coterie.runs.assemble import assemble
@@ -39,22 +36,18 @@ def test_missing_values_are_empty_cells():
     assert not any("?" in cell for row in rows for cell in row.values())
 
 
-def test_the_clients_are_the_hospitals_and_the_name_shows_the_investigators(capsys):
+def test_the_clients_are_the_hospitals_and_the_name_shows_the_investigators(command):
     found = load("heart")
     assert (len(found.x), found.owner_names) == (920, tuple(HOSPITALS.values()))
-    with pytest.raises(SystemExit):
-        cli.main(["show", "heart"])
-    shown = capsys.readouterr().out
+    shown = command("show", "heart")[1]
     assert all(name in shown for name in ("Janosi", "Steinbrunn", "Pfisterer", "Detrano"))
 
 
-def test_the_config_heart_is_that_of_new_heart(tmp_path, monkeypatch, capsys):
+def test_the_config_heart_is_that_of_new_heart(tmp_path, monkeypatch, command):
     """``compare heart`` and ``new heart`` train and test on the same rows in the same way."""
     monkeypatch.chdir(tmp_path)
     named = load_config("heart")
-    with pytest.raises(SystemExit):
-        cli.main(["new", "heart"])
-    assert "wrote heart.toml and heart.csv" in capsys.readouterr().out
+    assert "wrote heart.toml and heart.csv" in command("new", "heart")[1]
     written = load_config("heart.toml")
     assert written.model_copy(update={"data": named.data}) == named
     assert (written.data.val, written.data.test) == (named.data.val, named.data.test)

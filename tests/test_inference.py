@@ -203,8 +203,7 @@ def test_the_variance_is_that_of_a_slow_bootstrap(metric):
 
 
 @pytest.mark.parametrize("metric", OTHERS)
-def test_without_a_difference_one_is_seldom_claimed(metric, monkeypatch):
-    monkeypatch.setattr(paired_tests, "REPLICATES", 100)
+def test_without_a_difference_one_is_seldom_claimed(metric):
     rng = np.random.default_rng(3)
     claims = [client_gain(metric, [some_outcomes(metric, rng, n=60)]).p < 0.05 for _ in range(200)]
     assert np.mean(claims) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
@@ -249,14 +248,19 @@ def test_nothing_is_claimed_of_an_auc_below_ten_of_a_class():
     assert client_gain("auc", [(answers(good, y), answers(bad, y))]).judged
 
 
-def test_stratified_draws_keep_every_class():
+@pytest.mark.parametrize("parts", [200, 10])
+def test_what_is_left_out_leaves_every_class_its_weight(parts, monkeypatch):
+    monkeypatch.setattr(paired_tests, "MOST_PARTS", parts)
     stratum = np.repeat([0, 1, 2], [5, 30, 1])
-    weights = paired_tests._drawn(stratum, np.bincount(stratum))
-    for which, n in enumerate((5, 30, 1)):
-        np.testing.assert_allclose(weights[:, stratum == which].sum(1), n)
-    values = np.random.default_rng(0).normal(size=30)
-    drawn = (weights[:, stratum == 1] @ values / 30).var()
-    assert drawn == pytest.approx(values.var(ddof=1) / 30, rel=0.25)
+    weights, which = paired_tests._left_out(stratum, np.bincount(stratum))
+    for one, n in enumerate((5, 30, 1)):
+        np.testing.assert_allclose(weights[:, stratum == one].sum(1), n)
+    assert np.bincount(which).tolist() == [5, min(30, parts)]
+    for one, n in enumerate((5, 30)):  # of a mean it is the usual variance
+        values = np.random.default_rng(0).normal(size=n)
+        left = weights[which == one][:, stratum == one] @ values / n
+        found, usual = (len(left) - 1) * left.var(), values.var(ddof=1) / n
+        assert found == pytest.approx(usual, rel=1e-9 if len(left) == n else 0.5)
 
 
 def test_a_class_whose_samples_agree_is_not_certain():
@@ -285,6 +289,34 @@ def test_a_client_with_one_unit_is_not_judged():
         client_gain("accuracy", [one_patient]),
     ]
     assert [(one.p, one.judged) for one in found] == [(1.0, False)] * 2
+
+
+def test_one_sample_is_one_unit():
+    assert not of_counts(1, 0, 1).judged
+    assert of_counts(2, 0, 2).judged
+
+
+@pytest.mark.parametrize("rows", [(3, 200), (10, 200), (5, 5), (10, 10), (20, 20, 20)])
+@pytest.mark.parametrize("discordant", [0.1, 0.3])
+def test_few_rows_that_agree_by_chance_are_no_claim_about_the_sites(rows, discordant):
+    rng, made = np.random.default_rng(0), {}
+    share = [discordant / 2, discordant / 2, 1 - discordant]
+    drawn = [rng.multinomial(n, share, size=2000) for n in rows]
+    claims = []
+    for cells in zip(*(one.tolist() for one in drawn), strict=True):
+        key = tuple((b, c) for b, c, _ in cells)
+        if key not in made:
+            counts = zip(key, rows, strict=True)
+            made[key] = these_sites([of_counts(b, c, n) for (b, c), n in counts]).p < 0.05
+        claims.append(made[key])
+    assert np.mean(claims) < 0.065
+
+
+def test_of_one_site_the_mean_is_the_sites_own_answer():
+    for b, c, n in ((6, 0, 40), (5, 0, 5), (9, 2, 60)):
+        own = of_counts(b, c, n)
+        mean = these_sites([own])
+        assert (mean.gain, mean.low, mean.high, mean.p) == (own.gain, own.low, own.high, own.p)
 
 
 def test_nothing_is_said_where_nothing_is_defined():
@@ -347,9 +379,12 @@ def test_a_site_is_told_by_its_own_test_or_with_the_others():
     p = np.array([0.004, 0.09, 0.11, 0.09, 0.6])
     above = np.array([0.9, 0.995, 0.995, 0.98, 0.995])
     assert told(g, p, above).tolist() == [1, 1, 0, 0, 0]
+    idle = p.copy()
+    idle[2:] = 0.8
+    assert told(g, idle, above).tolist() == [1, 0, 0, 0, 0]  # most sites show nothing
     for own, says in (
-        ([0.001, 0.001, 0.09, 0.09, 0.09], [1, 1, 0, 0, 0]),  # two gain, of three it is open
-        ([0.001, 0.001, 0.001, 0.09, 0.09], [1, 1, 1, 1, 1]),  # three gain
+        ([0.001, 0.001, 0.09, 0.7, 0.7], [1, 1, 0, 0, 0]),  # two gain, of three it is open
+        ([0.001, 0.001, 0.09, 0.09, 0.09], [1, 1, 1, 1, 1]),  # none of them shows nothing
         ([0.001, 0.001, 0.001, 0.001, 0.11], [1, 1, 1, 1, 0]),  # its own samples do not agree
     ):
         assert told(np.ones(5), np.array(own), np.full(5, 0.5)).tolist() == says
@@ -382,17 +417,21 @@ def test_a_site_that_diverged_is_told_so_and_not_pooled():
     assert math.isnan(found[0].low)
 
 
-@pytest.mark.parametrize("idle", [1.0, 0.5])
-def test_of_sites_told_few_are_wrong(idle):
-    """Twelve sites of 200 rows; without an effect, or with one of 5 points at half of them."""
-    rng, shape = np.random.default_rng(1), (600, 12)
-    truth = np.where(rng.random(shape) < idle, 0.0, 0.05)
-    wins = rng.binomial(200, 0.05 + truth / 2)
-    losses = rng.binomial(200 - wins, (0.05 - truth / 2) / (0.95 - truth / 2))
-    g = (wins - losses) / 2.0
+@pytest.mark.parametrize(
+    ("sites", "rows", "idle", "gain"),
+    [(12, 200, 1.0, 0.05), (12, 200, 0.5, 0.05), (50, 1000, 0.95, 0.2)],
+)
+def test_of_sites_told_few_are_wrong(sites, rows, idle, gain):
+    """Without an effect; with one at half of the sites; with a large one at few of many sites."""
+    rng, shape = np.random.default_rng(1), (600, sites)
+    truth = np.where(rng.random(shape) < idle, 0.0, gain)
+    share = np.maximum(0.1, truth * 1.2)
+    wins = rng.binomial(rows, (share + truth) / 2)
+    losses = rng.binomial(rows - wins, (share - truth) / (2 - share - truth))
+    g = 100.0 * (wins - losses) / rows
     v = np.array(
         [
-            inference.pooled_variances(np.stack([w, c, np.full(12, 200)], 1))
+            inference.pooled_variances(np.stack([w, c, np.full(sites, rows)], 1))
             for w, c in zip(wins, losses, strict=True)
         ]
     )

@@ -6,23 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from coterie import cli
-
 PAGE = (Path(__file__).parents[1] / "docs" / "json.md").read_text("utf-8")
 QUICK = ["--rounds", 1, "--engine", "loop", "--clients", 3, "--methods", "fedavg"]
 
 
 @pytest.fixture
-def command(capsys, tmp_path, monkeypatch):
+def command(command, tmp_path, monkeypatch):
     """Run a command in an empty folder; its exit code, the value on stdout, and stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*map(str, arguments), "--json"])
-        printed = capsys.readouterr()
-        value = json.loads(printed.out) if printed.out else None
-        return ended.value.code or 0, value, printed.err
+    def call(*words):
+        code, out, err = command(*words, "--json")
+        return code, json.loads(out) if out else None, err
 
     return call
 
@@ -40,8 +35,10 @@ def told(text: str, key: str) -> set[str]:
 
 
 def test_compare_and_verify_print_one_value_each(command, tmp_path):
-    code, value, err = command("compare", *QUICK, "--out", "mine")
+    asked = ["--contrast", "fedavg,local", "--like-these"]
+    code, value, err = command("compare", *QUICK, "--out", "mine", *asked)
     assert code == 0
+    assert value["contrast"]["sentence"] == "FedAvg against Local: cannot tell: run 5 seeds."
     assert {*value} == documented("compare")
     assert "local, seed 0" in err
     assert [row["method"] for row in value["methods"]] == ["local", "fedavg"]

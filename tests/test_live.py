@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie import cli
-from coterie.commands.live import EVERY, SILENCE, Lines, Tally, events, progress_on_stderr
+from coterie.commands.live import (
+    EVERY,
+    SILENCE,
+    TRACKERS,
+    Lines,
+    Tally,
+    events,
+    progress_on_stderr,
+)
 from coterie.runs.listeners import Progress
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -141,86 +148,65 @@ def test_the_documented_fields_are_all_fields():
     assert [name for cell in first for name in re.findall(r"`(\w+)`", cell)] == [*Progress._fields]
 
 
-def test_tensorboard_gets_every_round_in_a_folder_per_run(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    writers = {}
+class Kept:
+    """Stands for the packages of all trackers, called as their own documentation has it."""
 
-    class Writer:
-        def __init__(self, log_dir):
-            self.scalars, self.closed = [], False
-            writers[log_dir] = self
+    def __init__(self):
+        self.logged, self.closed = {}, []
+        self.MlflowClient = lambda: self
+        self.SummaryWriter = self.writer
 
-        def add_scalar(self, tag, value, at):
-            self.scalars.append((tag, at, value))
+    def writer(self, log_dir):  # of TensorBoard
+        def add_scalar(tag, value, at):
+            self.log_metric(log_dir, tag, value, at)
 
-        def close(self):
-            self.closed = True
+        return types.SimpleNamespace(
+            add_scalar=add_scalar, close=lambda: self.set_terminated(log_dir)
+        )
 
-    stub = types.SimpleNamespace(SummaryWriter=Writer)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
-    options = "compare --methods fedavg --rounds 2 --clients 3 --engine loop --tensorboard tb"
-    for _ in range(2):  # the second call finds finished runs and writes nothing
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*options.split(), "--out", "mine"])
-        assert not ended.value.code, capsys.readouterr().err
-        assert [*writers] == [str(Path("tb") / m / "seed-0") for m in ("local", "fedavg")]
-    for writer in writers.values():
-        assert writer.closed
-        assert [pair[:2] for pair in writer.scalars] == [
-            (tag, at) for at in (1, 2) for tag in ("bytes", "score")
-        ]
-
-
-def test_without_tensorboard_nothing_is_started(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["run", "--rounds", "1", "--tensorboard", "tb"])
-    assert ended.value.code == 2
-    assert "pip install coterie[tensorboard]" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
-def test_a_tracker_gets_every_round_in_a_run_per_method_and_seed(tracker, monkeypatch, tmp_path):
-    """Both are called as their own documentation has it; every run is closed at the end."""
-    logged, closed = {}, []
-
-    class Client:  # of MLflow
-        def get_experiment_by_name(self, name):
-            return None
-
-        def create_experiment(self, name):
-            return name
-
-        def create_run(self, home, run_name):
-            return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"{home}/{run_name}"))
-
-        def log_metric(self, run, name, value, step):
-            logged.setdefault(run, []).append((name, step))
-
-        def set_terminated(self, run):
-            closed.append(run)
-
-    def init(project, name, group, reinit):  # of Weights & Biases
-        run, client = f"{project}/{name}", Client()
+    def init(self, project, name, group, reinit):  # of Weights & Biases
+        run = f"{project}/{name}"
 
         def log(values, step):
             for key, value in values.items():
-                client.log_metric(run, key, value, step)
+                self.log_metric(run, key, value, step)
 
-        return types.SimpleNamespace(log=log, finish=lambda: client.set_terminated(run))
+        return types.SimpleNamespace(log=log, finish=lambda: self.set_terminated(run))
 
+    def get_experiment_by_name(self, name):  # from here on of MLflow
+        return None
+
+    def create_experiment(self, name):
+        return name
+
+    def create_run(self, home, run_name):
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"{home}/{run_name}"))
+
+    def log_metric(self, run, name, value, step):
+        self.logged.setdefault(run, []).append((name, step))
+
+    def set_terminated(self, run):
+        self.closed.append(run)
+
+
+@pytest.mark.parametrize("tracker", TRACKERS)
+def test_a_tracker_gets_every_round_in_a_run_per_method_and_seed(
+    tracker, monkeypatch, tmp_path, command
+):
+    """Every run is closed at the end; without the package nothing is started."""
+    module, kept = TRACKERS[tracker][0], Kept()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, tracker, types.SimpleNamespace(init=init, MlflowClient=Client))
+    monkeypatch.setitem(sys.modules, module, None)
+    code, _, err = command("run", "--rounds", "1", f"--{tracker}", "mine")
+    assert code == 2
+    assert f"pip install coterie[{tracker}]" in err
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setitem(sys.modules, module, kept)
     options = f"compare --methods fedavg --rounds 2 --clients 3 --engine loop --{tracker} mine"
+    between = "/seed-" if tracker == "tensorboard" else "-"
     for _ in range(2):  # the second call finds finished runs and logs nothing
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*options.split(), "--out", "out"])
-        assert not ended.value.code
-        assert closed == ["mine/local-0", "mine/fedavg-0"]
+        code, _, err = command(*options.split(), "--out", "out")
+        assert not code, err
+        assert kept.closed == [f"mine/{method}{between}0" for method in ("local", "fedavg")]
     expected = [(name, at) for at in (1, 2) for name in ("bytes", "score")]
-    assert all(found == expected for found in logged.values())
-    monkeypatch.setitem(sys.modules, tracker, None)
-    with pytest.raises(SystemExit):
-        cli.main(["run", "--rounds", "1", f"--{tracker}", "mine"])
+    assert [*kept.logged.values()] == [expected] * 2

@@ -6,22 +6,12 @@ import tomllib
 
 import pytest
 
-from coterie import cli
 from coterie.commands.catalog import COLUMNS, LOWERS, RAISES, example_table
 
 
-@pytest.fixture
-def command(capsys, tmp_path, monkeypatch):
-    """Run a command in an empty folder; its exit code, stdout and stderr."""
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return call
 
 
 def test_what_new_writes_is_checked_and_compared_at_once(command, tmp_path):

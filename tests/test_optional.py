@@ -38,16 +38,6 @@ def python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_the_core_loads_neither_readers_nor_the_compiler():
-    code = (
-        "import sys, coterie.core, coterie.core.calls, coterie.core.optim, "
-        "coterie.core.flat\nprint(*sys.modules)"
-    )
-    loaded = set(python(code).split())
-    heavy = ("pyarrow", "sklearn", "coterie.compiled", "coterie.data")
-    assert not [name for name in loaded if name.startswith(heavy)]
-
-
 def test_a_loop_needs_no_compiler():
     code = (
         "import sys, coterie\n"

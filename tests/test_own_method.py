@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.cli import main
 from coterie.testing import LAWS, BrokenLawsError, check_method
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own_method.md").read_text("utf-8")
@@ -34,14 +33,12 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("twin", None)
 
 
-def test_the_commands_of_the_page_run(folder, capsys):
+def test_the_commands_of_the_page_run(folder, command):
     """Each line as printed, but for fewer rounds."""
     for line in block("").strip().splitlines():
-        _, command, *arguments = shlex.split(line)
-        with pytest.raises(SystemExit) as ended:
-            main([command, *arguments, "--rounds", "2", "--engine", "vmap"])
-        assert not ended.value.code, capsys.readouterr()
-    assert "twin" in capsys.readouterr().out
+        code, out, err = command(*shlex.split(line)[1:], "--rounds", "2", "--engine", "vmap")
+        assert not code, err
+    assert "twin" in out
     assert (folder / "twin-run" / "summary.json").exists()
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie import cli
 from coterie.core.imports import Code
 from coterie.data import load
 
@@ -30,15 +29,9 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("mine", None)
 
 
-def command(line):
-    with pytest.raises(SystemExit) as ended:
-        cli.main(line.split()[1:])
-    return ended.value.code or 0
-
-
-def test_the_pages_commands_work_and_the_run_uses_the_three_classes(folder):
+def test_the_pages_commands_work_and_the_run_uses_the_three_classes(folder, command):
     for line in re.findall(r"^coterie .*$", PAGE, re.MULTILINE):
-        assert command(f"{line} --engine loop --rounds 1") == 0, line
+        assert command(*line.split()[1:], "--engine", "loop", "--rounds", "1")[0] == 0, line
     config = json.loads(
         (folder / "runs" / "mine" / "fedfomo" / "seed-0" / "config.json").read_text()
     )

@@ -28,7 +28,6 @@ from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.mocha import Mocha
 from coterie.algorithms.pafl import PaFL
 from coterie.algorithms.waffle import Waffle
-from coterie.cli import main
 from coterie.commands.catalog import explanation
 from coterie.core.algorithm import check_run
 from coterie.core.fields import Checked, Field, checked, fields
@@ -422,28 +421,18 @@ def test_a_learning_rate_that_reaches_zero_is_refused():
 
 REFUSED = {
     "heurfedamp.self_weight=2": "expected a number from 0 to 1 or 'auto'",
-    "heurfedamp.sigma=-5": "expected a number from 0",
-    "fedfomo.epsilon=5": "expected a number from 0 to 1",
-    "fedfomo.downloads=-1": "expected a whole number from 0",
-    "pfedme.inner_steps=0": "expected a whole number from 1",
-    "fedamp.alpha_every=0": "expected a whole number from 1",
     "fedamp.prox=20": "expected below 2",
-    "mocha.omega_every=0": "expected a whole number from 1",
     "waffle.requesters=[12]": "different numbers from 0 to 11",
-    "waffle.requesters=[]": "at least one",
-    "ditto.lam=inf": "expected",
     "fedper.head=['heat']": "no layer 'heat'",
 }
 
 
 @pytest.mark.parametrize("told", REFUSED)
-def test_a_command_ends_with_code_2_before_anything_is_written(told, tmp_path, capsys):
+def test_a_command_ends_with_code_2_before_anything_is_written(told, tmp_path, command):
     method, out = told.partition(".")[0], tmp_path / "out"
-    options = ["--out", str(out), "--set", f"algorithm.{told}"]
-    with pytest.raises(SystemExit) as ended:
-        main(["run", "--method", method, *options])
-    assert ended.value.code == 2
-    assert REFUSED[told] in " ".join(capsys.readouterr().err.split())
+    code, _, err = command("run", "--method", method, "--out", out, "--set", f"algorithm.{told}")
+    assert code == 2
+    assert REFUSED[told] in " ".join(err.split())
     assert not out.exists()
 
 

@@ -45,5 +45,5 @@ def test_a_field_that_changes_changes_the_page(monkeypatch):
 def test_every_public_name_is_on_the_api_page():
     page = reference.api_page()
     for name in coterie.__all__:
-        assert f"`coterie.{name}" in page or f"- `{name}`:" in page
-    assert "- `client(" in page  # of Comparison: members are listed
+        assert f"\n- `{name}(" in page or f"\n- `{name}`:" in page
+    assert "`of_method()`" in page  # of Comparison: members are listed

@@ -440,9 +440,9 @@ def test_a_page_draws_no_matrix_of_very_many_clients(monkeypatch, comparison):
         assert "Who helps whom" not in text
 
 
-@pytest.mark.parametrize("weight", [None, 0.0, 1.0, -1.0, math.nan, math.inf, 1e38])
-@pytest.mark.parametrize("score", [0.0, math.nan, math.inf, -math.inf, 1e300, -1e300])
-@pytest.mark.parametrize("clients", [1, 3, 30])
+@pytest.mark.parametrize("weight", [None, 0.0, -1.0, math.nan, math.inf, 1e38])
+@pytest.mark.parametrize("score", [0.0, math.nan, -math.inf, 1e300])
+@pytest.mark.parametrize("clients", [1, 30])
 def test_a_page_of_a_diverged_run_is_made_without_a_warning(weight, score, clients):
     """A run whose page fails could never be finished."""
     A = None if weight is None else np.full((clients, clients), weight)

@@ -453,28 +453,17 @@ def test_other_versions_are_named(stopped):
     }
 
 
-def test_a_used_folder_is_refused_and_a_finished_run_read(config, stopped, tmp_path):
-    arguments = ["run", config, "--method", "fedfomo", "--out", stopped]
-    assert command(arguments, tmp_path / "said") == 2
-    assert "coterie resume" in (tmp_path / "said").read_text()
-    first = coterie.resume(stopped)
-    assert command(arguments, tmp_path / "said") == 2
-    assert "a finished run" in (tmp_path / "said").read_text()
+def test_a_used_folder_is_refused_and_a_finished_run_read(stopped):
+    for says in ("coterie resume", "a finished run"):
+        with pytest.raises(StoreError, match=says):
+            coterie.run(TINY, method="fedfomo", out=stopped)
+        first = coterie.resume(stopped)
     assert coterie.resume(stopped).summary == first.summary
 
 
 def test_there_must_be_something_to_resume(tmp_path):
     with pytest.raises(StoreError, match="holds no run to continue"):
         coterie.resume(tmp_path)
-
-
-def test_verify_says_what_has_changed(tmp_path, shelf, config):
-    shutil.copytree(whole(shelf, "fedavg"), tmp_path / "run")
-    assert command(["verify", tmp_path / "run"], tmp_path / "said") == 0
-    flipped(tmp_path / "run" / "models.safetensors")
-    assert command(["verify", tmp_path / "run"], tmp_path / "said") == 1
-    told = (tmp_path / "said.out").read_text()
-    assert "models.safetensors has changed since the run was finished" in told
 
 
 # ---- what a checkpoint costs -----------------------------------------------------------------

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie import cli
 from coterie.core import imports
 from coterie.engines import EngineSettings, auto
 from coterie.engines.settings import MOST_THREADS
@@ -42,15 +41,13 @@ def work(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def command(capsys):
+def command(command):
     """Run a command; its exit code and all it printed."""
 
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err
-        return ended.value.code or 0, printed.out + printed.err
+    def call(*words):
+        code, out, err = command(*words)
+        assert "Traceback" not in err
+        return code, out + err
 
     return call
 

@@ -160,7 +160,7 @@ def refuse_differences(pooled, schema, made):
         assert pooled.seals[i] == own.seals[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 5),
@@ -205,7 +205,7 @@ def arrays(rng, kind, target, n):
     return x, y
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 4),

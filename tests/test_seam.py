@@ -142,7 +142,7 @@ def test_a_request_that_comes_twice_is_answered_alike():
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_bytes_that_are_no_message_are_refused(data):
     method = METHODS["fedavg"]()
     good = encode(Message({"kind": "local"}, Update(torch.ones(3), torch.tensor(4))))

@@ -7,7 +7,6 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 import coterie
-from coterie.cli import main
 from coterie.core.metrics import higher_is_better
 from coterie.views.page import page
 
@@ -40,13 +39,11 @@ def silos(folder, name):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_three_lines_are_enough_for_a_verdict(name, tmp_path, capsys):
+def test_three_lines_are_enough_for_a_verdict(name, tmp_path, command):
     config, out = silos(tmp_path, name), tmp_path / "out"
-    told = ["--rounds", "2", "--methods", "local,fedavg", "--out", str(out)]
-    with pytest.raises(SystemExit) as ended:
-        main(["compare", str(config), *told])
-    assert ended.value.code == 0
-    shown = capsys.readouterr().out
+    told = ["--rounds", "2", "--methods", "local,fedavg", "--out", out]
+    code, shown, _ = command("compare", config, *told)
+    assert code == 0
     assert "FedAvg" in shown
     assert coterie.resume(out).verdict in shown  # a finished one is read
 

@@ -89,12 +89,15 @@ def test_a_site_reads_its_gain_its_helpers_and_how_sure_it_is():
         "with FedFomo. Of sites told this at most 1 in 20 is wrong. You rely mostly on South."
     )
     assert said["County"].startswith("County: joining costs you ")
-    assert said["Lakeside"].startswith("Lakeside: open: your 200 rows alone +0.5 points (")
+    assert said["Lakeside"].startswith("Lakeside: open: your 200 rows alone show +0.5 points (")
 
 
 def test_a_site_that_the_others_gains_do_not_convince_is_told_so():
     found = six([40.0, 40.0, 40.0, 40.0, 40.0, 0.0])
-    assert "others gain, yours do not confirm it." in found.client("Hill").sentence
+    assert (
+        "the sites gain on average, but your rows do not confirm it."
+        in found.client("Hill").sentence
+    )
     few = Comparison.of(
         run_of(m, who=roster(2), test=np.full((6, 2), t), rounds=6, samples=200)
         for m, t in (("local", 50.0), ("fedfomo", 60.0))

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie import cli
 from coterie.commands.arguments import settings
 from coterie.errors import ConfigError, StoppedError
 from coterie.runs.config.loading import config_hash, load
@@ -415,18 +414,14 @@ def test_data_without_validation_data_is_refused(config):
         coterie.tune(asked)
 
 
-def test_the_command_prints_the_table_and_json_as_documented(cards, capsys):
-    def command(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(["tune", *arguments])
-        assert not ended.value.code
-        return capsys.readouterr()
-
+def test_the_command_prints_the_table_and_json_as_documented(cards, command):
     given = "--set", "tune.train.lr=[0.1,0.2]", "--columns", "few", "--methods", "local"
-    told = command("P1-T9", "--scale", "small", *given, "--out", "out")
-    assert "| Local | train.lr = " in told.out
-    assert "local, seed 0" in told.err
-    value = json.loads(command("P1-T9", "--scale", "small", *given, "--out", "out", "--json").out)
+    asked = ["tune", "P1-T9", "--scale", "small", *given, "--out", "out"]
+    code, out, err = command(*asked)
+    assert not code
+    assert "| Local | train.lr = " in out
+    assert "local, seed 0" in err
+    value = json.loads(command(*asked, "--json")[1])
     page = (Path(__file__).parents[1] / "docs" / "json.md").read_text("utf-8")
     section = page.partition("## coterie tune --json")[2].partition("\n## ")[0]
     assert {*value} == set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))

@@ -8,10 +8,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import pytest
-
 import coterie
-from coterie.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "tutorial.md").read_text("utf-8")
@@ -34,7 +31,7 @@ def commands():
     return [line for block in typed for line in block.splitlines()]
 
 
-def test_the_tutorial_leads_from_the_table_to_predictions(tmp_path, monkeypatch, capsys):
+def test_the_tutorial_leads_from_the_table_to_predictions(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (patients,) = blocks("csv")
     Path("new-patients.csv").write_text(patients)
@@ -44,9 +41,8 @@ def test_the_tutorial_leads_from_the_table_to_predictions(tmp_path, monkeypatch,
         if words[0] != "coterie":
             subprocess.run(["bash", "-c", line], check=True)
             continue
-        with pytest.raises(SystemExit) as ended:
-            main([*words[1:], *QUICK.get(words[1], [])])
-        assert not ended.value.code, (line, capsys.readouterr().err)
+        code, _, err = command(*words[1:], *QUICK.get(words[1], []))
+        assert not code, (line, err)
         done.append(words[1])
     assert done == ["new", "doctor", "compare", "report", "export", "predict", "onboard", "advise"]
     assert Path("north.html").stat().st_size > 1000
@@ -59,10 +55,9 @@ def test_the_tutorial_leads_from_the_table_to_predictions(tmp_path, monkeypatch,
     assert names["answers"].labels == [row["predicted readmitted"] for row in answers]
 
 
-def test_the_config_of_the_tutorial_is_what_new_writes(tmp_path, monkeypatch):
+def test_the_config_of_the_tutorial_is_what_new_writes(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["new", "my-federation"])
+    command("new", "my-federation")
     written = tomllib.loads(Path("my-federation.toml").read_text())["data"]
     (shown,) = (tomllib.loads(block)["data"] for block in blocks("toml"))
     assert shown.pop("name") == "sites.csv"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from coterie.runs.summary import finished
 from coterie.views import page, table, words
 from coterie.views.comparison import Comparison
 from coterie.views.judgement import Choice, checked_contrast, contrast, median_fold, site_gains
+from coterie.views.site_page import site_page
 from coterie.views.verdict import contrasted, like_these
 from synthetic import comparison_of, predictors, record, roster, run_of
 
@@ -37,8 +39,8 @@ def test_only_the_chosen_method_is_told_and_needs_no_correction():
     assert len(many.judgements["fedfomo"].shown("better")) == 6
     for other in ("fedavg", "fedamp"):
         judged = many.judgements[other]
-        assert (judged.tested, judged.claim) == (False, "unclear")
-        assert {client.claim for client in judged.clients} == {"unclear"}
+        assert (judged.tested, judged.claim) == (False, "untested")
+        assert {client.claim for client in judged.clients} == {"untested"}
         assert judged.these_sites.low > 0  # intervals, and no claims
 
 
@@ -150,11 +152,41 @@ def test_folds_test_every_row_once_and_count_as_one_run():
     a, b = (found.judgements["fedfomo"] for found in (one, two))
     assert b.these_sites == pytest.approx(a.these_sites)
     assert [x.gain for x in b.clients] == [x.gain for x in a.clients]
-    assert "the models of 2 folds, on the mean, joining gains" in two.verdict
+    assert "the models of 2 folds, joining gains" in two.verdict
     assert "your 200 rows alone" in repr(two.client("site-0"))
     assert "mean of the models of 2 folds" in repr(two)
     assert "The model for use is that of fedfomo/seed-0: its validation score is" in repr(two)
     assert b.trained_again is None
+
+
+@pytest.mark.parametrize("folds", [None, 2])
+def test_a_sites_scores_differ_by_its_gain(folds):
+    """Everywhere on the page: the models of the first seed, or the rows of all folds."""
+    runs, gains = [], np.array([[9.0, 8.0, -2.0, 10.0], [3.0, 12.0, 0.0, 5.0]])
+    for s, rows in ((0, 200), (1, 100)):
+        who = replace(roster(4, seed=s), n_test=np.full(4, rows))
+        for method, gained in (("local", 0.0), ("fedfomo", gains[s])):
+            run = run_of(method, s, who=who, test=np.full((1, 4), 50.0) + gained, samples=rows)
+            outcomes = run.outcomes._replace(units=run.outcomes.units + 1000 * s)
+            runs.append(replace(run, outcomes=outcomes, config={"run": {"folds": folds}}))
+    found = Comparison.of(runs)
+    judged = [one.gain.gain for one in found.judgements["fedfomo"].clients]
+    assert found.site_gain("fedfomo") == pytest.approx(judged)
+    for name, gain in zip(found.runs[0].roster.clients, judged, strict=True):
+        line = re.findall(rf'scope="row">{name}</th>(.*)</tr>', page.page(found))[-1]
+        alone, joined, shown = (cell(line, k) for k in (1, 2, 3))
+        assert float(joined) - float(alone) == pytest.approx(float(shown), abs=0.11)
+        assert float(shown) == pytest.approx(gain, abs=0.06)
+        own = re.search(r'scope="row">FedFomo</th>(.*)</tr>', site_page(found, name))[1]
+        assert cell(own, 0) == joined
+    where = "mean of 2 folds" if folds else "seed 0"
+    assert f"4 clients, {where}, last round" in page.page(found)
+    assert f"test rows alone ({where})" in site_page(found, "site-0")
+
+
+def cell(line, k):
+    """A cell of a row of an HTML table, with a minus sign that float understands."""
+    return re.findall(r"<td[^>]*>([^<]*)</td>", line)[k].replace("\N{MINUS SIGN}", "-")
 
 
 def test_the_model_for_use_is_of_the_fold_with_the_median_validation_score():
@@ -325,7 +357,7 @@ def test_without_honest_validation_data_the_choice_is_on_test_data_and_says_so()
 
 def test_warnings_come_last():
     found = verdict_of([math.nan, *range(1, 11)], weak={"site-0": "no test data"})
-    assert found.endswith("Beware: not enough data to judge site-0 (no test data).")
+    assert found.endswith("Beware: too little data at site-0 (no test data).")
     assert found.startswith("For 10 of 11 sites")
     copied = comparison_of(("local",)).runs[0]
     copy = run_of("fedprox", who=copied.roster, test=copied.test)

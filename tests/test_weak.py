@@ -111,7 +111,7 @@ def test_the_verdict_names_weak_clients(table, tmp_path):
     for client in list(lacking)[:3]:
         assert f"{client} ({lacking[client]})" in found.verdict
     assert "and 3 others" in found.verdict
-    assert "not enough data to judge" in (tmp_path / "out" / "report.html").read_text()
+    assert "too little data at" in (tmp_path / "out" / "report.html").read_text()
 
 
 # ---- harmed data at one site -------------------------------------------------------------

@@ -36,6 +36,15 @@ from .studies import study_commands
 # does not print (rich_markup_mode=None): the backslash would be shown.
 typer.core.HAS_RICH = False
 
+
+def _keep_help(self: Any, made: Any = typer.core.TyperArgument.__init__, **given: Any) -> None:
+    """Make an argument; click 8.5 would erase the help that typer 0.20, which Flower pins, sets."""
+    made(self, **given)
+    self.help = given.get("help")
+
+
+setattr(typer.core.TyperArgument, "__init__", _keep_help)  # noqa: B010
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
@@ -132,7 +141,7 @@ def compare(
     with watching(asked, len(asked.methods()) * len(asked.seeds), **trackers) as watch:
         found = api.compare_config(asked, [watch])
     if as_json:
-        show_json(comparison_value(found))
+        show_json(comparison_value(found, pair or None, like_these))
     else:
         show_comparison(found, further, pair or None, like_these)
 

@@ -217,8 +217,6 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         ema_init: the moving average starts at the ``first`` loss or at ``zero`` (as printed).
         loss_reduction: weigh by the ``sum`` of the samples' losses (as printed) or their ``mean``.
         temperature: divides the tracked losses; a higher one spreads the weights.
-        temperature_per: the temperature is ``constant``, or multiplied by the client's number of
-            samples (``sample``).
         unseen: clients never evaluated are left out (``exclude``) or count as loss 0
             (``zero_loss``, as printed).
         step: what is returned: the difference of ``local_epochs`` or a full ``gradient``.
@@ -238,7 +236,6 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     ema_init: Literal["first", "zero"] = "first"
     loss_reduction: Literal["sum", "mean"] = "sum"
     temperature: Positive = 1.0
-    temperature_per: Literal["constant", "sample"] = "constant"
     unseen: Literal["exclude", "zero_loss"] = "exclude"
     step: Literal["local_epochs", "gradient"] = "local_epochs"
     scale: Scale = "auto"
@@ -389,8 +386,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         summed = self._central or self.tracking == "accumulate"
         average = None if summed else (self.beta, self.ema_init)
         tracked = torch.where(seen, tracked_losses(state, last, rounds, average), 0.0)
-        heat = self.temperature * (client.size if self.temperature_per == "sample" else 1)
-        weights = posterior(tracked / heat, seen | (self.unseen == "zero_loss"))
+        weights = posterior(tracked / self.temperature, seen | (self.unseen == "zero_loss"))
         alone = torch.arange(client.population, device=seen.device) == client.id
         weights = torch.where(weights.sum() > 0, weights, alone.to(weights.dtype))
         return Tracked(last, tracked, seen, weights, rounds)

@@ -141,7 +141,7 @@ def _posterior(algorithm: FedeRiCo, client: Client, finals: Finals) -> Joined:
     losses = client.map(lambda w: client.loss(w, "train"), finals.own).to(torch.float64)
     if algorithm.loss_reduction == "sum":
         losses = losses * client.size
-    heat = algorithm.temperature * (client.size if algorithm.temperature_per == "sample" else 1)
+    heat = algorithm.temperature
     weights = posterior(losses / heat, losses.isfinite())
     used = kept_weights(weights, algorithm.predict_min_weight) & (weights > 0)
     shared = weights[used] / weights[used].sum()

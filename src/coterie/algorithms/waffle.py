@@ -127,9 +127,7 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
     Fields:
         requesters: the clients (numbers from 0) that get a model of their own, or ``all``.
         slope: ΔΩ, how abruptly the weights move from all agents to the requester.
-        offset: rounds by which the schedule Ω is ahead (or, negative, behind).
-        psi_slope: slope of Ψ, which decides the agents with weight above 0; None is ``slope``.
-        psi_offset: offset of Ψ; None is ``offset``.
+        offset: rounds by which the schedule is ahead (or, negative, behind).
         distance: vectors compared: the agents' ``update`` Δy_i or their mean ``gradient`` c_i⁺.
         server_lr: the server's step η_g.
     """
@@ -138,8 +136,6 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
     slope: Annotated[float, Interval(ge=0, le=100)] = 3.2
     offset: Number = 0.0
     server_lr: Positive = 1.0
-    psi_slope: Annotated[float, Interval(ge=0, le=100)] | None = None
-    psi_offset: Number | None = None
     distance: Literal["update", "gradient"] = "update"
 
     title: ClassVar[str] = "WAFFLE"
@@ -235,18 +231,12 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         fine = self._counts(round.trainable(dy), at) & self._counts(compared, at)
         kept = fine.nonzero().flatten()
         present, me = round.clients[kept], int((kept < at).sum())  # me: index among those kept
-        omega, psi = self._turns(r, R)
-        found = calc_weights(distances_to(me, compared[kept]), me, omega, psi)
+        turn = schedule(r, R, self.slope, self.offset)  # Ω and Ψ
+        found = calc_weights(distances_to(me, compared[kept]), me, turn, turn)
         raw = torch.zeros_like(previous).index_copy(0, present, found)
         smoothed, raw = smooth(raw, previous, before, r, R, int(round.clients[at]))
         smoothed = torch.zeros_like(raw).index_copy(0, present, smoothed[present])
         return smoothed / smoothed.sum(), raw
-
-    def _turns(self, r: int, horizon: int) -> tuple[float, float]:
-        """Ω(r) and Ψ(r)."""
-        slope = self.slope if self.psi_slope is None else self.psi_slope
-        offset = self.offset if self.psi_offset is None else self.psi_offset
-        return schedule(r, horizon, self.slope, self.offset), schedule(r, horizon, slope, offset)
 
     def _counts(self, vectors: Tensor, at: int) -> Tensor:
         """Which agents' vectors can be compared; ``at`` is the requester."""

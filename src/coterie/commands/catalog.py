@@ -128,7 +128,7 @@ def explanation(words: list[str]) -> str:
 
 def _explained(name: str, entry: Entry) -> str:
     parts = [f"{name}: {entry.about}"]
-    if entry.text.rstrip(".") != entry.about:
+    if entry.text.rstrip(".") not in ("", entry.about):
         parts.append(entry.text)
     if entry.fields:
         parts.append("fields\n" + "\n".join(map(_field_text, entry.fields)))

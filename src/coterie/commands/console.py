@@ -42,11 +42,24 @@ def show_comparison(
         show(f"\nfolder: {comparison.path}\npage:   {comparison.path / REPORT}")
 
 
-def comparison_value(comparison: Comparison) -> dict[str, Any]:
-    """The comparison for JSON: ``comparison.json``, and where its folder and its page are."""
+def comparison_value(
+    comparison: Comparison, pair: tuple[str, str] | None = None, like: bool = False
+) -> dict[str, Any]:
+    """The comparison for JSON: ``comparison.json``, what was asked for, and where its folder is."""
+    from ..views.judgement import contrast
+    from ..views.verdict import contrasted, like_these
+
     at = comparison.path
-    places = {"folder": at and str(at), "page": at and str(at / REPORT)}
-    return {**comparison.to_dict(), **places}
+    found = {**comparison.to_dict(), "folder": at and str(at), "page": at and str(at / REPORT)}
+    if pair is not None:
+        found["contrast"] = {
+            "methods": pair,
+            "sentence": contrasted(comparison, *pair),
+            "gain": contrast(comparison, *pair),
+        }
+    if like:
+        found["like_these"] = like_these(comparison)
+    return found
 
 
 def show_json(value: object) -> None:

@@ -25,6 +25,7 @@ from .paired_tests import LEVEL, Discordant, Gain, mid_p, two_sided
 
 SURE = 0.99  # probability of a gain, given what all sites show, at which a site may be told
 OWN = 0.05  # the one-sided p-value that the site's own samples must reach in any case
+IDLE = 0.8  # share of sites without an effect above which the sites show nothing of one another
 POOLED = 3  # sites: fewer show nothing of one another
 WIDEST = 40.0  # points: the largest deviation between sites that is considered
 GRID = 60  # deviations between 0 and the widest, closer together where they are small
@@ -104,17 +105,16 @@ def told(gains: Floats, p: Floats, above: Floats, sure: float = SURE, own: float
 
     A site's own samples must agree, and either its two-sided p-value is small beside those of the
     other sites, or all sites together are sure: ``above`` is the probability that the site's true
-    gain is above 0. Few sites have Benjamini and Hochberg's procedure alone; of more, the sites at
-    which it finds something are no longer counted as possibly without an effect, and it is done
-    again (Benjamini, Krieger and Yekutieli 2006).
+    gain is above 0. Few sites have Benjamini and Hochberg's procedure alone. Of more, p-values
+    above a half show how many sites may be without an effect (Storey, Taylor and Siegmund 2004):
+    the procedure counts only these, and where nearly all are, no site convinces another.
     """
     count, adjusted = p.shape[-1], stats.false_discovery_control(p, axis=-1)
     if count < POOLED:
         return np.where(adjusted < LEVEL, np.sign(gains), 0.0)
-    level = LEVEL / (1 + LEVEL)
-    without = count - (adjusted < level).sum(-1, keepdims=True)
-    alone = adjusted * without / count < level
-    together = np.where(gains > 0, above, 1.0 - above) >= sure
+    idle = np.minimum(1.0, (1 + (p > 0.5).sum(-1, keepdims=True)) / (count / 2))
+    alone = adjusted * idle < LEVEL
+    together = (np.where(gains > 0, above, 1.0 - above) >= sure) & (idle <= IDLE)
     return np.where((alone | together) & (p / 2 <= own), np.sign(gains), 0.0)
 
 
@@ -218,8 +218,8 @@ def _half_chi_squared(freedom: float) -> tuple[Floats, Floats]:
 def these_sites(gains: Sequence[Gain]) -> MeanGain | None:
     """B: the mean gain of these sites by the models of this run; None without any site.
 
-    A gain of minus infinity, of a model that diverged, makes the mean a loss whatever the others
-    gain.
+    Of one site it is that site's own test. A gain of minus infinity, of a model that diverged,
+    makes the mean a loss whatever the others gain.
     """
     if not gains:
         return None
@@ -229,6 +229,9 @@ def these_sites(gains: Sequence[Gain]) -> MeanGain | None:
         return MeanGain(side, math.inf, math.inf, side, side, 0.0, len(g))
     spread = float((v**2 / np.array([one.freedom for one in gains])).sum())
     freedom = float(v.sum()) ** 2 / spread if spread > 0 else math.inf  # Satterthwaite's
+    if len(gains) == 1:
+        one = gains[0]
+        return MeanGain(one.gain, math.sqrt(one.variance), freedom, one.low, one.high, one.p, 1)
     return MeanGain.of(float(g.mean()), math.sqrt(float(v.sum())) / len(g), freedom, len(g))
 
 

@@ -13,9 +13,9 @@ that it can be computed at the site that holds the data.
       (MAE, RMSE, R2)
     means (log loss, Brier)      Student's t of paired losses     as the p-value
     shares (class shares)        Student's t of weighted wins     as the p-value
-    strata (balanced accuracy,   draws that keep the classes      as the p-value
-      F1, AUPRC, AUC of more;    (numbers: plain draws),
-      every other metric)        Student's t
+    strata (balanced accuracy,   stratified jackknife;            as the p-value
+      F1, AUPRC, AUC of more;    Student's t
+      every other metric)
 """
 
 import math
@@ -31,7 +31,7 @@ from .answers import Answers, Counts
 from .metrics import Array, Floats
 
 LEVEL = 0.05  # significance level of every test; intervals cover 1 - LEVEL
-REPLICATES = 400  # stratified draws
+MOST_PARTS = 200  # of a class: more units are left out together
 EXACT_UNITS = 1000  # with more units the sign-flip test uses the normal approximation
 STEPS = 10_000  # of the grid on which unequal losses change their signs
 FEWEST_OF_A_CLASS = 10  # test units: with fewer of either class nothing is said of an AUC
@@ -118,15 +118,16 @@ def _accuracy_gain(pairs: Sequence[Pair]) -> Gain:
 def of_counts(wins: int, losses: int, n: int, unit_sums: Floats | None = None) -> Gain:
     """The gain in accuracy where only the first predictor is right on ``wins`` samples of ``n``.
 
-    On ``losses`` only the second is. For the variance, half a sample is added to each of the four
-    cells. ``unit_sums`` are wins minus losses of each unit, where a unit has several samples.
+    On ``losses`` only the second is. ``unit_sums`` are wins minus losses of each unit, where a unit
+    has several samples. One sample or one unit does not tell how sure its gain is.
     """
     gain, variance = 100.0 * (wins - losses) / n, count_variance(wins, losses, n)
     worth, p = 1.0, float(mid_p(wins, losses))
+    if (n if unit_sums is None else len(unit_sums)) < 2:
+        return _unknown(gain, n)
     if unit_sums is not None:
-        dependent, p = 1e4 * _variance_of_sum(unit_sums) / n**2, sign_flip(unit_sums)
-        if math.isinf(dependent):
-            return _unknown(gain, n)
+        units = len(unit_sums)
+        dependent, p = 1e4 * units * float(unit_sums.var(ddof=1)) / n**2, sign_flip(unit_sums)
         worth = min(1.0, float(variance) / dependent) if dependent > 0 else 1.0
     counts = Discordant(wins * worth, losses * worth, n * worth)
     low, high = tango(*counts)
@@ -134,9 +135,13 @@ def of_counts(wins: int, losses: int, n: int, unit_sums: Floats | None = None) -
 
 
 def count_variance(wins: Array | float, losses: Array | float, n: Array | float) -> Floats:
-    """The variance of a gain in accuracy, in squared points."""
+    """The variance of a gain in accuracy, in squared points.
+
+    Half a sample is added to each of the four cells for the shares, and none for their number: few
+    samples that happen to agree would otherwise seem sure.
+    """
     b, c, m = np.asarray(wins) + 0.5, np.asarray(losses) + 0.5, np.asarray(n) + 2.0
-    variance: Floats = 1e4 * (b + c - (b - c) ** 2 / m) / m**2
+    variance: Floats = 1e4 * (b + c - (b - c) ** 2 / m) / (m * np.asarray(n))
     return variance
 
 
@@ -299,11 +304,10 @@ def _chances(answers: Answers) -> Floats:
 
 
 def _resampled(metric: str, pairs: Sequence[Pair], gain: float, samples: int) -> Gain:
-    """The gain with the variance of draws that keep every class, so that all mean the same.
+    """The gain with its jackknife variance, in which every class keeps its weight.
 
-    A stratum is the units with the same classes. Of a stratum of n units, n - 1 are drawn and
-    weighted by n / (n - 1), so that the variance has no bias (Rao and Wu 1988). Targets that are
-    numbers are one stratum.
+    A stratum is the units with the same classes; targets that are numbers are one stratum. Each
+    unit, or each part of a stratum of very many, is left out once.
     """
     row = metrics.METRICS[metric]
     units = np.concatenate([a.units for a, _ in pairs])
@@ -316,32 +320,37 @@ def _resampled(metric: str, pairs: Sequence[Pair], gain: float, samples: int) ->
     sizes, freedom = np.bincount(stratum), int(held.sum(0)[held.any(0)].min()) - 1
     if freedom < 1:
         return _unknown(gain, samples)
-    drawn = _drawn(stratum, sizes)[:, place]
+    left, which = _left_out(stratum, sizes)
     ends = np.cumsum([len(a.targets) for a, _ in pairs])[:-1]
     rows = []
-    for pair, weights in zip(pairs, np.split(drawn, ends, axis=1), strict=True):
+    for pair, weights in zip(pairs, np.split(left[:, place], ends, axis=1), strict=True):
         ours, theirs = (metrics.scores(metric, x.values, x.targets, weights) for x in pair)
         rows.append(metrics.gains(ours, theirs, metric))
-    variance = float(np.mean(rows, 0).var(ddof=1))
+    parts = [np.mean(rows, 0)[which == one] for one in np.unique(which)]
+    variance = float(sum((len(part) - 1) * part.var() for part in parts))
     if row.targets == "classes" and not row.probabilities:
         variance = max(variance, _least_variance(pairs))
     return of_variance(gain, variance, freedom, samples)
 
 
-def _drawn(stratum: Array, sizes: Counts) -> Floats:
-    """The weights of the units in each draw ``[B, units]``."""
-    rng, weights = np.random.default_rng(0), np.ones((REPLICATES, len(stratum)))
-    for which, n in enumerate(sizes):
-        if n > 1:
-            times = rng.multinomial(n - 1, np.full(n, 1 / n), size=REPLICATES)
-            weights[:, stratum == which] = times * n / (n - 1)
-    return weights
+def _left_out(stratum: Array, sizes: Counts) -> tuple[Floats, Array]:
+    """The weights ``[B, units]`` with a part of one stratum left out, and that stratum ``[B]``."""
+    rng, weights, which = np.random.default_rng(0), [], []
+    for one, n in enumerate(sizes):
+        inside = np.flatnonzero(stratum == one)
+        for part in np.array_split(rng.permutation(inside), min(n, MOST_PARTS)) if n > 1 else ():
+            row = np.ones(len(stratum))
+            row[inside] = n / (n - len(part))
+            row[part] = 0.0
+            weights.append(row)
+            which.append(one)
+    return np.array(weights), np.array(which)
 
 
 def _least_variance(pairs: Sequence[Pair]) -> float:
     """The variance of a gain in balanced accuracy if each class had half a sample in each cell.
 
-    Draws from a class whose samples all agree would show no variance.
+    A class whose samples all agree would show no variance.
     """
     a, b = pairs[0]
     signs, which = _hits(a) - _hits(b), np.unique(a.targets)
@@ -363,12 +372,6 @@ def _unit_sums(units: Array, values: Floats) -> Floats:
     _, place = np.unique(units, return_inverse=True)
     sums: Floats = np.bincount(place, values).astype(np.float64)
     return sums
-
-
-def _variance_of_sum(sums: Floats) -> float:
-    """The variance of the sum of independent units' sums; infinite for a single unit."""
-    count = len(sums)
-    return count * float(sums.var(ddof=1)) if count > 1 else math.inf
 
 
 def _classes(answers: Answers) -> int:

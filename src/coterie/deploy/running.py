@@ -62,7 +62,7 @@ def site_facts(folder: SiteFolder, holdings: Holdings) -> list[tuple[str, str]]:
         pairs = zip(schema.target.classes, found.classes, strict=True)
         facts.append(("classes", ", ".join(f"{name}: {count}" for name, count in pairs)))
     if found.weak is not None:
-        facts.append(("warning", f"{found.weak}: this site's own answer will be 'cannot tell'"))
+        facts.append(("warning", f"{found.weak}: this site's own answer may be 'cannot tell'"))
     elif counts.test < 30:
         facts.append(("warning", f"{counts.test} test samples can hardly tell a gain"))
     return facts

@@ -33,7 +33,14 @@ from ..runs.comparison_folder import COMPARE
 from ..runs.config.loading import load
 from ..runs.run import JudgedRows, Run
 from ..storage import files
-from ..views.clinical import SPECIFICITY, ClinicalChoice, SiteClinical, rows_of, site_clinical
+from ..views.clinical import (
+    SPECIFICITY,
+    ClinicalChoice,
+    SiteClinical,
+    rows_of,
+    scarce_outcome,
+    site_clinical,
+)
 from ..views.reliance import collaborators
 from .calibration import (
     Recalibration,
@@ -192,6 +199,7 @@ def trained_client(
             held = validation_answers(model, predictor, preprocessing, federation, at)
         own = list(said.clients())[at]
         mine = rows_of(rows, said.sizes, at)
+        choice = scarce_outcome(run, choice)
         judged = judged_client(run.metric, own, mine, choice, held, recalibrate=recalibrate)
     elif recalibrate:
         recalibrated(None, None)

@@ -3,17 +3,15 @@
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from statistics import median
 from typing import NamedTuple
 
 import torch
 
-from ..core.policies import governed
-from ..engines import process
 from ..training.guard import Guard
 from ..training.rounds import train
 from .config.methods import Method
+from .execute import opened
 from .plan import Cell
 from .setting import Setting
 
@@ -56,25 +54,17 @@ def _rounds(setting: Setting) -> int:
 def timed(setting: Setting, method: Method) -> Timing:
     """Train the first rounds of a run in memory, as the run itself would."""
     began = time.perf_counter()
-    seed, run = setting.config.seeds[0], setting.config.run
-    cell = Cell(setting.config, method, seed, None)
-    asked, algorithm = setting.asked(cell), method.build()
-    on = setting.prepare(algorithm, asked)
-    algorithm = governed(algorithm, on.problem)
-    with ExitStack() as scope:
-        scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
-        engine = setting.engine(cell, on, None)
-        scope.callback(engine.close)
-        scope.enter_context(process.settings(threads=process.threads_of(engine.choice)))
+    run = setting.config.run
+    with opened(setting, Cell(setting.config, method, setting.config.seeds[0], None)) as made:
         rounds = train(
-            algorithm,
-            on.problem,
-            engine,
+            made.algorithm,
+            made.on.problem,
+            made.engine,
             run.rounds,
             participation=run.participation,
             evaluate_every=min(run.evaluate_every, 2),
-            metric=asked.run.metric,
-            guard=Guard(**asked.guard.model_dump()),
+            metric=made.asked.run.metric,
+            guard=Guard(**made.asked.guard.model_dump()),
         )
         seconds = list[float]()
         for count, _ in enumerate(rounds, 1):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..core.algorithm import AnyAlgorithm, check_run
@@ -18,7 +18,7 @@ from ..core.locations import check_square, located
 from ..core.metrics import facts, mean_known
 from ..core.policies import governed
 from ..core.problem import Problem
-from ..engines import process
+from ..engines import Engine, process
 from ..engines.process import full_memory_told
 from ..errors import InUseError
 from ..storage import faults, lock
@@ -33,7 +33,7 @@ from .listeners import InFolder, InMemory, Listener, Live, Progress, Reporter, W
 from .plan import FIRST, Cell, Plan, columns
 from .resume import UnfinishedRun, unfinished_run
 from .run import Log, Run
-from .setting import Setting
+from .setting import Prepared, Setting
 from .summary import Predictors
 
 POLL = 1.0  # seconds between two looks at the runs of other processes
@@ -202,6 +202,32 @@ def train_cell(
     left: UnfinishedRun | None = None,
 ) -> Run:
     """Train a run from its first round, or from where the unfinished run ``left`` stopped."""
+    with opened(setting, cell, left) as (asked, algorithm, on, engine):
+        swaps, merged = algorithm.traits.models_change_hands, asked.train.merge_val
+        log = Log(cell.method.label, cell.seed, asked.run.metric, on.roster, swaps, merged)
+        config, where = written(asked, engine.choice), environment(on.problem.device)
+        spends = accounted(on.problem, algorithm)
+        config |= {} if spends is None else {"accounted": spends}
+        live = Live(log, engine, asked.run.rounds, config, where)
+        begin, recorder = _begun(setting, cell, live, algorithm, on.problem, left)
+        faults.at("run.created")
+        told = [recorder, *map(Reporter, listeners)]
+        predictors = _trained(asked, algorithm, on.problem, live, begin, told)
+        return recorder.finished(live, predictors, references)
+
+
+class Opened(NamedTuple):
+    """What a cell is trained with."""
+
+    asked: Config  # of this run alone
+    algorithm: AnyAlgorithm
+    on: Prepared
+    engine: Engine
+
+
+@contextlib.contextmanager
+def opened(setting: Setting, cell: Cell, left: UnfinishedRun | None = None) -> Iterator[Opened]:
+    """Prepare the clients of a cell and start its engine, as the cell's own config asks."""
     asked, algorithm = setting.asked(cell), cell.method.build()
     if left is not None:
         left.refuse_other(config_hash(asked))
@@ -216,20 +242,10 @@ def train_cell(
         engine = setting.engine(cell, on, left)
         scope.callback(engine.close)
         scope.enter_context(process.settings(threads=process.threads_of(engine.choice)))
-        swaps, merged = algorithm.traits.models_change_hands, asked.train.merge_val
-        log = Log(cell.method.label, cell.seed, asked.run.metric, on.roster, swaps, merged)
-        config, where = written(asked, engine.choice), environment(on.problem.device)
-        spends = accounted(on.problem, algorithm)
-        config |= {} if spends is None else {"accounted": spends}
-        live = Live(log, engine, asked.run.rounds, config, where)
-        begin, recorder = _opened(setting, cell, live, algorithm, on.problem, left)
-        faults.at("run.created")
-        told = [recorder, *map(Reporter, listeners)]
-        predictors = _trained(asked, algorithm, on.problem, live, begin, told)
-        return recorder.finished(live, predictors, references)
+        yield Opened(asked, algorithm, on, engine)
 
 
-def _opened(
+def _begun(
     setting: Setting,
     cell: Cell,
     live: Live,

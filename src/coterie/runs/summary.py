@@ -1,7 +1,7 @@
-"""The numbers of ``summary.json``: how they are computed, what they mean, and how they are checked.
+"""The numbers of ``summary.json``: how they are computed and how they are checked.
 
-:data:`FIELDS` is the one table of the file's fields. :func:`checked` checks a summary that was read
-from a folder against it, and a test compares ``docs/folders.md`` with it.
+:func:`checked` checks a summary that was read from a folder against :data:`FIELDS`;
+``docs/folders.md`` says what each field means.
 """
 
 import math
@@ -146,80 +146,47 @@ def last_score(summary: Mapping[str, Any]) -> float:
 # ---- the check of a summary that was read --------------------------------------------------------
 
 
-class SummaryField(NamedTuple):
-    """One field of ``summary.json``."""
-
-    kind: str  # a key of kinds.KINDS
-    meaning: str
-    always: bool = True  # False: summaries of earlier runs may lack it
-
-
-FIELDS: dict[str, SummaryField] = {
-    "method": SummaryField("a text", "the method's name"),
-    "rounds": SummaryField("a count", "rounds of the run"),
-    "seed": SummaryField("an integer", "the seed that every draw is derived from"),
-    "metric": SummaryField("a metric", "what is scored"),
-    LAST: SummaryField("a number or null", "mean over clients on test data, last round"),
-    BY_VALIDATION: SummaryField(
-        "a number or null", "the same in the round with the best validation score"
-    ),
-    "round_best_by_validation": SummaryField("a count or null", "that round, counted from 0"),
-    "bmta": SummaryField("a number or null", "the same in the best round on test data: optimistic"),
-    "best_of_rounds": SummaryField(
-        "a number or null", "mean over clients, each in its own best round on test data"
-    ),
-    "round_best_on_test": SummaryField("a count or null", "the best round on test data, from 0"),
-    "weighted_mean": SummaryField("a number or null", "mean weighted by test samples, last round"),
-    "federated_accuracy": SummaryField(
-        "a number or null",
-        "accuracy of the global model on the federated test set, last round; null without either",
-    ),
-    "worst_tenth": SummaryField(
-        "a number or null", "mean of the worst tenth of clients, last round"
-    ),
-    "best_tenth": SummaryField("a number or null", "mean of the best tenth of clients, last round"),
-    "variance": SummaryField("a number or null", "variance over clients, last round"),
-    "variance_worst_tenth": SummaryField(
-        "a number or null", "variance over the worst tenth of clients"
-    ),
-    "variance_best_tenth": SummaryField(
-        "a number or null", "variance over the best tenth of clients"
-    ),
-    "relative_to_local": SummaryField(
-        "a number or null", "mean gain over each client's own local model; null without Local"
-    ),
-    "worse_than_local": SummaryField(
-        "a count or null", "clients worse off than with their local model"
-    ),
-    "in_group_weight": SummaryField(
-        "a finite number or null",
-        "share of the weight on other clients that is inside the true group",
-    ),
-    "weight_recovery_auc": SummaryField(
-        "a finite number or null", "how well weights tell clients of the same true group (AUC)"
-    ),
-    "in_group_weight_of": SummaryField("a text", "the matrix these two are taken from"),
-    "clients": SummaryField("a count", "clients of the federation"),
-    "clients_scored": SummaryField("a count", "clients that have a score in the last round"),
-    "clients_without_test": SummaryField("a count", "clients without a score"),
-    "clients_without_validation": SummaryField(
-        "a list of texts", "clients without validation data"
-    ),
-    "merge_val": SummaryField("true or false", "whether validation data was trained on too"),
-    "weak_clients": SummaryField("a table of texts", "what a client lacks to be judged"),
-    "bytes_up": SummaryField("a count", "bytes sent by all clients for training, whole run"),
-    "bytes_down": SummaryField("a count", "bytes received by all clients for training, whole run"),
-    "bytes_serve": SummaryField("a count", "bytes received by all clients only for prediction"),
-    "seconds": SummaryField("finite seconds", "seconds of all rounds"),
-    "digest": SummaryField("a text", "sha256 over the sha256 of each client's predictor"),
-    "partition_fingerprint": SummaryField("a text", "which client holds which samples"),
-    "alarms": SummaryField("a list of alarms", "what to know before these numbers are believed"),
-    "rejected": SummaryField("a table of counts", "uploads that were left out, by reason"),
-    "privacy": SummaryField(
-        "a table or null", "with [privacy]: ε of every client, and what it does not cover", False
-    ),
-    "ran": SummaryField("a table with calls", "the engine, and how each kind of call ran"),
+FIELDS: dict[str, str] = {
+    "method": "a text",
+    "rounds": "a count",
+    "seed": "an integer",
+    "metric": "a metric",
+    LAST: "a number or null",
+    BY_VALIDATION: "a number or null",
+    "round_best_by_validation": "a count or null",
+    "bmta": "a number or null",
+    "best_of_rounds": "a number or null",
+    "round_best_on_test": "a count or null",
+    "weighted_mean": "a number or null",
+    "federated_accuracy": "a number or null",
+    "worst_tenth": "a number or null",
+    "best_tenth": "a number or null",
+    "variance": "a number or null",
+    "variance_worst_tenth": "a number or null",
+    "variance_best_tenth": "a number or null",
+    "relative_to_local": "a number or null",
+    "worse_than_local": "a count or null",
+    "in_group_weight": "a finite number or null",
+    "weight_recovery_auc": "a finite number or null",
+    "in_group_weight_of": "a text",
+    "clients": "a count",
+    "clients_scored": "a count",
+    "clients_without_test": "a count",
+    "clients_without_validation": "a list of texts",
+    "merge_val": "true or false",
+    "weak_clients": "a table of texts",
+    "bytes_up": "a count",
+    "bytes_down": "a count",
+    "bytes_serve": "a count",
+    "seconds": "finite seconds",
+    "digest": "a text",
+    "partition_fingerprint": "a text",
+    "alarms": "a list of alarms",
+    "rejected": "a table of counts",
+    "privacy": "a table or null",
+    "ran": "a table with calls",
 }
+MAY_LACK = ("privacy",)  # summaries of earlier runs do
 
 
 def checked(found: Any) -> dict[str, Any]:
@@ -229,11 +196,10 @@ def checked(found: Any) -> dict[str, Any]:
     """
     if not isinstance(found, dict):
         raise ValueError(f"found {kinds.shown(found)}; expected a table")
-    for general, field in FIELDS.items():
+    for general, kind in FIELDS.items():
         name = score_field(general, str(found.get("metric")))
-        if name not in found and not field.always:
-            continue
-        if name not in found:
-            raise ValueError(f"found no '{name}'; expected {field.kind}")
-        kinds.check(name, found[name], field.kind)
+        if name in found:
+            kinds.check(name, found[name], kind)
+        elif name not in MAY_LACK:
+            raise ValueError(f"found no '{name}'; expected {kind}")
     return found

@@ -53,7 +53,6 @@ class ClaimTable(StrictTable):
     best: str | None = None
     level: tuple[str, str] | None = None
     at_least: tuple[str, float] | None = None
-    at_most: tuple[str, float] | None = None
     cause: str | dict[str, str] | None = None  # why it fails; by scale if found at some only
     by: float = 0.0
     within: float = 2.0
@@ -88,7 +87,7 @@ def claim_of(table: ClaimTable, scale: str) -> Claim:
         )
     check_number(table.number, "claims.number")
     ((relation, value),) = given.items()
-    if relation in ("at_least", "at_most"):
+    if relation == "at_least":
         methods, margin = (value[0],), value[1]
     else:
         methods = (value,) if isinstance(value, str) else tuple(value)
@@ -127,9 +126,7 @@ class CardTable(StrictTable):
     id: Annotated[str, Field(pattern=r"P[1-5]-[A-Za-z0-9-]{1,30}|arena|pfllib")]
     paper: Literal["FedFomo", "FedeRiCo", "PaFL", "WAFFLE", "FedAMP", "coterie"]
     title: str
-    kind: Literal["table", "figure"] = "table"
     figure: Literal["sweep", "curves", "matrices", "scatter"] | None = None
-    tier: Literal[1, 2] = 2
     number: str | None = None
     tolerance: Annotated[float, Field(ge=0)] = 2.0
     clients: tuple[Annotated[int, Field(ge=0)], ...] = ()
@@ -167,6 +164,7 @@ class Card:
             raise ConfigError(f"{self.path}: there is no scale '{scale}'; {known}")
         table = dict(self.scales.get(scale, {}))
         note, narrowed = table.pop("note", None), table.pop("columns", None)
+        table.pop("tried", None)
         base = merged(self.tables, table)
         columns = self._columns(base, narrowed, dict(changes or {}), code or Code())
         about = self.about

@@ -42,9 +42,8 @@ RELATIONS: dict[str, Relation] = {
         by + sign * (found[0] - other) for other in found[1:] for sign in (1, -1)
     ],
     "at_least": lambda found, by: [found[0] - by],
-    "at_most": lambda found, by: [by - found[0]],
 }
-FEWEST = {"at_least": 1, "at_most": 1}  # methods that a relation compares; 2 for all others
+FEWEST = {"at_least": 1}  # methods that a relation compares; 2 for all others
 
 
 class Interval(NamedTuple):
@@ -172,7 +171,8 @@ def _compared(
     methods = claim.methods
     if claim.relation == "best" and column is not None:
         own, _, _ = methods[0].partition("@")
-        labels = [m.label for m in column.config.methods() if m.label.partition("@")[0] != own]
+        here = [method.label for method in column.config.methods()]
+        labels = [m for m in (*here, *outcome.study.unasked) if m.partition("@")[0] != own]
         # ours are not the paper's rivals
         printed = outcome.study.printed.get(column.name) or labels
         methods = (*methods, *(label for label in labels if label in printed))

@@ -28,11 +28,10 @@ PAPERS = ("FedFomo", "FedeRiCo", "PaFL", "WAFFLE", "FedAMP")
 MOST_DRAWN = 3  # pictures of a paper
 LONGEST = 110  # characters of a claim in a table
 LEGEND = """\
-A claim is *judged* at one scale, with all its columns, all its methods and three seeds or more: it
-*holds* or *fails* by the 95 % intervals over seeds of its comparisons, or is *undecided*. *Decides*
-shows the comparison on which that depends: by how much it holds, with its interval. With less a
-claim is *partial*; `+` or `-` says whether the means so far agree. *Ours* is our variant of the
-method. Claims are in our words. [Paper cards](../cards.md) describe the scales."""
+A claim, in our words, is judged at one scale, with all its columns, all its methods and three seeds
+or more, by the 95 % intervals over seeds of its comparisons; *decides* shows the one on which that
+depends. With less it is *partial*; `+` or `-` says whether the means so far agree. *Ours* is our
+variant of the method. [Paper cards](../cards.md) describe claims and scales."""
 
 
 class CardState(NamedTuple):
@@ -126,7 +125,7 @@ class Paper:
         lines += [*_claims(self.main), ""]
         lines += [*(f"![{text}]({PICTURES}/{file})\n" for file, text in pictures.items())]
         lines += ["## Its tables and figures", "", *self._tables(), "## Missing", ""]
-        lines += [*self._missing(), ""]
+        lines += [*self._missing(), "", *self._tried(), ""]
         return "\n".join(lines).rstrip() + "\n"
 
     def _tables(self) -> Iterator[str]:
@@ -156,6 +155,12 @@ class Paper:
         waits = [one.card.about for one in self.states if one.card.about.waits]
         yield ""
         yield from dict.fromkeys(f"- {about.id} waits: {about.waits}" for about in waits)
+
+    def _tried(self) -> Iterator[str]:
+        """Settings that were tried and abandoned."""
+        for card, scale, _ in self.states:
+            if tried := card.scales.get(scale, {}).get("tried"):
+                yield f"- {card.about.id}, scale {scale}, tried and left: {tried}"
 
     def drawn(self) -> Iterator[tuple[str, str, Markup]]:
         """The file, the description and the drawing of each picture: the paper beside ours.

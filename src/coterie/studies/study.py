@@ -54,8 +54,8 @@ class Claim(NamedTuple):
 
     ``relation`` is ``above`` or ``below`` (the first method against each of the others), ``rises``
     or ``falls`` (each method against the one before), ``best``, ``level`` (two methods, ``margin``
-    apart at most), ``at_least`` or ``at_most`` (one method against the value ``margin``). A method
-    is a label, or ``label | column`` for its number in that column, whichever column is judged.
+    apart at most), or ``at_least`` (one method against the value ``margin``). A method is a label,
+    or ``label | column`` for its number in that column, whichever column is judged.
     """
 
     text: str
@@ -98,7 +98,8 @@ class Study:
     tolerance: float = 2.0
     notes: tuple[str, ...] = ()
     figure: str | None = None  # sweep, curves, matrices or scatter
-    left_out: tuple[str, ...] = ()  # columns of the paper's table that this scale leaves out
+    left_out: tuple[str, ...] = ()  # columns of the paper's table that are not here
+    unasked: tuple[str, ...] = ()  # methods of the table that are not here
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -234,7 +235,10 @@ def restricted(
         for column in study.columns
         if not columns or column.name in columns
     ]
-    return replace(study, columns=tuple(kept))
+    asked = [column.name for column in kept]
+    left_out = (*study.left_out, *(c.name for c in study.columns if c.name not in asked))
+    unasked = tuple(label for label in labels if methods and label not in methods)
+    return replace(study, columns=tuple(kept), left_out=left_out, unasked=unasked)
 
 
 def _fewer(config: Config, methods: tuple[str, ...], seeds: int | None) -> Config:

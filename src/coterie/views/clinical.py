@@ -15,7 +15,7 @@ from scipy.special import betaincinv, expit, logit
 
 from ..core import metrics
 from ..core.answers import Answers
-from ..core.metrics import BESIDE, METRICS, Array, Floats, mean_known
+from ..core.metrics import BESIDE, METRICS, RARE, Array, Floats, mean_known
 from ..core.paired_tests import LEVEL
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import JudgedRows, Run
@@ -272,7 +272,7 @@ class ClinicalRun(NamedTuple):
 
 def clinical_run(run: Run, choice: ClinicalChoice | None = None) -> ClinicalRun | None:
     """The numbers of one run; None where its folder has no answers, outcome and subgroups."""
-    choice, rows = choice or ClinicalChoice(), run.roster.rows
+    choice, rows = scarce_outcome(run, choice), run.roster.rows
     if run.outcomes is None or rows is None:
         if choice.positive is not None:
             raise ConfigError(
@@ -292,6 +292,15 @@ def clinical_run(run: Run, choice: ClinicalChoice | None = None) -> ClinicalRun 
     return ClinicalRun(*together[:3], parts, together.numbers)
 
 
+def scarce_outcome(run: Run, choice: ClinicalChoice | None = None) -> ClinicalChoice:
+    """The choice, with the first of two classes as the outcome if few test samples have it."""
+    choice, rows = choice or ClinicalChoice(), run.roster.rows
+    if choice.positive is None and run.outcomes and rows is not None and len(rows.classes) == 2:
+        first = float((run.outcomes.targets == 0).mean())
+        choice = choice._replace(positive=rows.classes[int(first >= RARE)])
+    return choice
+
+
 def _together(run: Run, choice: ClinicalChoice) -> SiteClinical | None:
     """The numbers of all clients together."""
     if run.outcomes is None or run.roster.rows is None:
@@ -307,12 +316,14 @@ def companions(runs: Sequence[Run]) -> str:
     They are of all test samples together, and the mean over the runs of one method. Empty for a
     metric of another kind, and where the answers are not known.
     """
-    found = [_together(run, ClinicalChoice()) for run in runs if run.metric in BESIDE]
-    known = [one.numbers for one in found if one is not None and one.numbers.calibration]
-    if not known:
+    made = [_together(run, scarce_outcome(run)) for run in runs if run.metric in BESIDE]
+    found = [one for one in made if one is not None and one.numbers.calibration]
+    if not found:
         return ""
+    known = [one.numbers for one in found]
     scores = np.array([one.beside for one in known]).T
-    parts = [
+    parts = [f"outcome “{found[0].outcome}”"]
+    parts += [
         f"{METRICS[name].title} {mean_known(row):.1f} %"
         for name, row in zip(BESIDE, scores, strict=True)
         if name != runs[0].metric

@@ -55,6 +55,14 @@ class MethodRow(NamedTuple):
     alarms: tuple[Alarm, ...]
 
 
+# Fields of summary.json that a row has over the seeds.
+SUMMARISED = (
+    *("weighted_mean", "federated_accuracy", "worst_tenth", "best_tenth", "variance"),
+    *("variance_worst_tenth", "variance_best_tenth", "relative_to_local", "worse_than_local"),
+    *("in_group_weight", "seconds"),
+)
+
+
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
@@ -113,6 +121,25 @@ class Comparison:
         """Each client's gain over its own local model ``[seeds, clients]``; positive is better."""
         pairs = [(run, self.of_seed(run.seed)[LOCAL]) for run in self.of_method(method)]
         return np.array([metrics.gains(run.last, local.last, self.metric) for run, local in pairs])
+
+    def site_scores(self, method: str) -> Floats:
+        """Each client's score ``[clients]`` by the models that its own answer is about.
+
+        They are those of the first seed, or of all folds: then a client's score is of all its rows.
+        """
+        runs = self.of_method(method)
+        scores = np.array([run.last for run in runs[: 1 if self.folds is None else None]])
+        sizes = np.array([run.roster.n_test for run in runs[: len(scores)]], dtype=np.float64)
+        if metrics.METRICS[self.metric].test != "counts":
+            sizes = np.ones_like(scores)
+        sizes[np.isnan(scores)] = 0.0
+        with np.errstate(invalid="ignore"):
+            found: Floats = np.where(sizes > 0, scores * sizes, 0.0).sum(0) / sizes.sum(0)
+        return found
+
+    def site_gain(self, method: str) -> Floats:
+        """Each client's gain ``[clients]`` over its own local model, by the same models."""
+        return metrics.gains(self.site_scores(method), self.site_scores(LOCAL), self.metric)
 
     @cached_property
     def rows(self) -> tuple[MethodRow, ...]:
@@ -295,28 +322,18 @@ def _row(comparison: Comparison, method: str) -> MethodRow:
     traffic = [(s["bytes_up"] + s["bytes_down"]) / s["clients"] for s in found]
     raised = [a for r in runs for a in raise_alarms(r, comparison.of_seed(r.seed))]
     return MethodRow(
+        **{name: over(name) for name in SUMMARISED},
         method=method,
         mean=statistics.over_seeds([last_score(s) for s in found]),
-        weighted_mean=over("weighted_mean"),
-        federated_accuracy=over("federated_accuracy"),
-        worst_tenth=over("worst_tenth"),
-        best_tenth=over("best_tenth"),
-        variance=over("variance"),
-        variance_worst_tenth=over("variance_worst_tenth"),
-        variance_best_tenth=over("variance_best_tenth"),
         best_by_validation=over(score_field(BY_VALIDATION, comparison.metric)),
         best_on_test=over("bmta"),
-        relative_to_local=over("relative_to_local"),
-        worse_than_local=over("worse_than_local"),
         better=int((gained > 0).sum()),
         worse=statistics.count_worse(gained),
         compared=int((~np.isnan(gained)).sum()),
         served=len(judgement.served(comparison, method)),
         alone=statistics.over_seeds(alone),
         validation=statistics.over_seeds([float(metrics.mean_known(v)) for v in validation]),
-        in_group_weight=over("in_group_weight"),
         bytes_per_client=statistics.over_seeds(traffic),
-        seconds=over("seconds"),
         paired=None if method == LOCAL else statistics.wilcoxon(metrics.mean_known(gained.T)),
         alarms=tuple(dict.fromkeys(raised)),
     )

@@ -257,14 +257,14 @@ MOST_DOTS = 300  # of a panel; of more sites, only every n-th is drawn
 
 
 def scatters(comparison: "Comparison", best: str) -> list[Panel]:
-    """One panel per method beside Local, of means over seeds; the recommended method first.
+    """One panel per method beside Local; the recommended method first.
 
     Sites without a score in either run are left out.
     """
-    alone = metrics.mean_known(np.array([run.last for run in comparison.of_method(LOCAL)]).T)
-    names, metric = comparison.of_method(LOCAL)[0].roster.clients, comparison.metric
+    alone, metric = comparison.site_scores(LOCAL), comparison.metric
+    names = comparison.runs[0].roster.clients
     return [
-        scatter(method, alone, metrics.mean_known(comparison.gains(method).T), names, metric)
+        scatter(method, alone, comparison.site_gain(method), names, metric)
         for method in _beside_local(comparison, best)
     ]
 
@@ -331,7 +331,7 @@ class GainRow(NamedTuple):
     gain: float  # NaN if the method does not serve the site
     low: float
     high: float
-    claim: Claim | None  # None if it was not tested
+    claim: Claim | None  # None if it cannot be judged
 
 
 def panels(comparison: "Comparison", best: str) -> list[Panel]:
@@ -343,8 +343,10 @@ def panels(comparison: "Comparison", best: str) -> list[Panel]:
         better, worse = (sum(row.claim == claim for row in rows) for claim in ("better", "worse"))
         title = f"{name}: each site's gain over training alone"
         drawn = draw(rows[::step], comparison.metric, title, colour(method))
-        counts = f"shown: {better} better, {worse} worse{_one_of(step)}"
-        made.append(Panel(name, colour(method), counts, drawn))
+        counts = f"shown: {better} better, {worse} worse"
+        if any(row.claim == "untested" for row in rows):
+            counts = "not tested"
+        made.append(Panel(name, colour(method), f"{counts}{_one_of(step)}", drawn))
     return made
 
 
@@ -353,7 +355,7 @@ def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
     roster = comparison.of_method(method)[0].roster
     judged = (comparison.judgements or {}).get(method)
     tests = {one.client: one for one in judged.clients} if judged else {}
-    first = comparison.gains(method)[0]
+    first = comparison.site_gain(method)
     rows = []
     for i, name in enumerate(roster.clients):
         one, size = tests.get(name), int(roster.n_train[i])

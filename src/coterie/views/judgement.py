@@ -29,7 +29,7 @@ from ..runs.run import LOCAL, Run
 if TYPE_CHECKING:
     from .comparison import Comparison
 
-Claim = Literal["better", "worse", "unclear"]
+Claim = Literal["better", "worse", "unclear", "untested"]
 CLAIMS: dict[int, Claim] = {1: "better", -1: "worse", 0: "unclear"}
 
 
@@ -59,7 +59,7 @@ class Judgement(NamedTuple):
     @property
     def claim(self) -> Claim:
         """Whether a gain or a loss of the mean of these sites is shown."""
-        return claim(self.these_sites) if self.tested else "unclear"
+        return claim(self.these_sites) if self.tested else "untested"
 
     def shown(self, wanted: Claim) -> list[str]:
         """The names of the clients for which this claim is shown."""
@@ -182,6 +182,13 @@ def one_deal(comparison: "Comparison") -> bool:
     )
 
 
+def models_of(comparison: "Comparison") -> str:
+    """The models that the answers to single sites are about."""
+    if comparison.folds is not None:
+        return f"mean of {comparison.folds} folds"
+    return f"seed {comparison.seeds[0]}"
+
+
 def site_gains(
     comparison: "Comparison", methods: Sequence[str], reference: str
 ) -> dict[str, tuple[SiteGain, ...]] | None:
@@ -214,7 +221,7 @@ def _found(method: str, names: Sequence[str], gains: Sequence[SiteGain], fixed: 
     known = {name: gain for name, gain in first.items() if gain is not None}
     judged = {name: gain for name, gain in known.items() if gain.judged}
     clients = [
-        ClientGain(name, method, g, "unclear", None, len(judged)) for name, g in judged.items()
+        ClientGain(name, method, g, "untested", None, len(judged)) for name, g in judged.items()
     ]
     return Judgement(
         method,

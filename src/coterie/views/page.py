@@ -27,7 +27,7 @@ from . import figures, helping, words
 from .clinical import ClinicalChoice
 from .clinical_page import ClinicalView, clinical_view
 from .figures import scatters
-from .judgement import Claim
+from .judgement import Claim, models_of
 from .reliance import MOST_CLIENTS, Reliance, reliance, seen_by
 from .svg import style
 from .table import methods_table, notes, run_facts, tests, to_html
@@ -219,14 +219,14 @@ def _site_exposure(
 
 
 class ClientLine(NamedTuple):
-    """One row of the table of clients: the scores of one client in the runs of the first seed."""
+    """One row of the table of clients: the scores of one client, and its gain."""
 
     name: str
     samples: int
     scores: tuple[str, ...]
     gain: str
     interval: str
-    shown: Claim
+    shown: Claim | str
     worse: bool
 
 
@@ -260,7 +260,7 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "panels": figures.panels(comparison, best),
             "scatters": scatters(comparison, best),
             "helping": helping_of(comparison, best),
-            "seed": comparison.seeds[0],
+            "models": models_of(comparison),
             "seeds": len(comparison.seeds),
             "heads": [words.label(method) for method in comparison.methods],
             "clients": _clients(comparison, best),
@@ -323,9 +323,9 @@ def clinical_of(
 
 
 def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
-    first = comparison.of_seed(comparison.seeds[0])
-    roster, metric = first[LOCAL].roster, comparison.metric
-    gained = comparison.gains(best)[0]
+    roster, metric = comparison.runs[0].roster, comparison.metric
+    scores = {method: comparison.site_scores(method) for method in comparison.methods}
+    gained = comparison.site_gain(best)
     found = (comparison.judgements or {}).get(best)
     judged = {one.client: one for one in found.clients} if found else {}
 
@@ -340,10 +340,10 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
         ClientLine(
             name,
             int(roster.n_train[i]),
-            tuple(words.number(float(first[m].last[i]), metric) for m in comparison.methods),
+            tuple(words.number(float(one[i]), metric) for one in scores.values()),
             words.number(gain_of(i, name), metric, sign=True),
             ends(name) if name in judged else words.NONE,
-            judged[name].claim if name in judged else "unclear",
+            judged[name].claim if name in judged else words.NONE,
             gain_of(i, name) < 0,
         )
         for i, name in enumerate(roster.clients)

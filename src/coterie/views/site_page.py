@@ -9,13 +9,13 @@ from collections import Counter
 import numpy as np
 
 from .. import __version__
-from ..core import metrics
 from ..core.metrics import METRICS
 from ..runs.run import LOCAL, Run
 from . import figures, page, words
 from .clinical import ClinicalChoice
 from .clinical_page import clinical_view
 from .comparison import Comparison
+from .judgement import models_of
 from .reliance import MOST_CLIENTS, Reliance, on_others, reliance
 from .verdict import site_answer, size_of
 
@@ -47,6 +47,7 @@ def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None 
             "peers": [] if relied is None else _peer_lines(relied, i, order),
             "by": words.NONE if chosen is None else words.label(chosen[0].method),
             "own": True,
+            "models": f"seed {runs[0].seed}" if compared is None else models_of(compared),
             "clinical": clinical_view(_shown(runs, chosen), choice, i),
             "exposed": page.exposed(_by_method(runs), i),
             "warned": _warned(found),
@@ -140,8 +141,7 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
     judged = {one.method: one for one in found.client_gains(name)}
     lines: list[tuple[str, ...]] = []
     for method in found.methods:
-        scores = np.array([run.last[i] for run in found.of_method(method)])
-        score = words.number(float(metrics.mean_known(scores)), found.metric)
+        score = words.number(float(found.site_scores(method)[i]), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:
             gain, shown = size_of(one.gain, found.metric), one.claim

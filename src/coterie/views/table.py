@@ -204,15 +204,15 @@ def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
         found = (comparison.judgements or {}).get(row.method)
         if row.paired is None:
             continue
-        mean, again = (None, None) if found is None else (found.these_sites, found.trained_again)
-        p = words.chance(mean.p) if found and found.tested and mean else words.NONE
+        questions = ("these_sites", "trained_again", "sites_like_these")
+        means = [getattr(found, name, None) for name in questions]
+        cells = [_gain_cells(mean, comparison.metric) for mean in means]
+        if found is None or not found.tested:
+            cells[0] = (*cells[0][:2], words.NONE)
         lines.append(
             (
                 words.label(row.method),
-                *_gain_cells(mean, comparison.metric),
-                p,
-                *_gain_cells(again, comparison.metric),
-                words.NONE if again is None else words.chance(again.p),
+                *(cell for some in cells for cell in some),
                 str(row.paired.n),
                 words.chance(row.paired.p),
             )
@@ -220,12 +220,12 @@ def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     return lines
 
 
-def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str]:
-    """A mean gain and its interval."""
+def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str, str]:
+    """A mean gain, its interval and its p-value."""
     if mean is None:
-        return words.NONE, words.NONE
+        return words.NONE, words.NONE, words.NONE
     low, high = (words.number(x, metric) for x in (mean.low, mean.high))
-    return words.number(mean.gain, metric, sign=True), f"{low} to {high}"
+    return words.number(mean.gain, metric, sign=True), f"{low} to {high}", words.chance(mean.p)
 
 
 FOR_USE = "The model for use is that of {}: its validation score is the median of the folds."

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, final
 
 from ..core.inference import TRAININGS, MeanGain, more_rows
 from ..core.metrics import METRICS
-from ..core.paired_tests import Gain
+from ..core.paired_tests import FEWEST_OF_A_CLASS, Gain
 from ..errors import printable_lines
 from ..runs.run import LOCAL
 from . import words
-from .judgement import Claim, ClientGain, Judgement, claim, contrast, one_deal
+from .judgement import Claim, ClientGain, Judgement, claim, contrast, models_of, one_deal
 from .page import client_index
 
 if TYPE_CHECKING:
@@ -53,17 +53,24 @@ def _answer(comparison: "Comparison", row: "MethodRow", found: Judgement) -> lis
     if found.these_sites is None:
         more = "" if comparison.folds is not None else "; --folds 5 tests all rows"
         return [
-            f"No site has enough test rows to judge {words.label(row.method)}{more}.",
+            f"No site has enough test rows{_kind(comparison.metric)} to judge "
+            f"{words.label(row.method)}{more}.",
             _scores(row, comparison.metric),
             *_chosen(comparison, row),
         ]
     return [
         _headline(comparison, found, found.these_sites),
         _scores(row, comparison.metric),
-        *_heads(found),
+        *_heads(comparison, found),
         *_chosen(comparison, row),
         _again(comparison, found),
     ]
+
+
+def _kind(metric: str) -> str:
+    """What rows a site lacks that cannot be judged."""
+    few = f" (a class needs {FEWEST_OF_A_CLASS} units)"
+    return few if METRICS[metric].test == "ranks" else ""
 
 
 def _headline(comparison: "Comparison", found: Judgement, mean: MeanGain) -> str:
@@ -84,7 +91,7 @@ def _sites(comparison: "Comparison", count: int) -> str:
 def _runs(comparison: "Comparison") -> str:
     seeds = len(comparison.seeds)
     if comparison.folds is not None:
-        return f"{comparison.folds} folds, on the mean"
+        return f"{comparison.folds} folds"
     if seeds == 1:
         return "this run"
     return f"these {seeds} runs" if one_deal(comparison) else f"{seeds} deals of the data"
@@ -106,15 +113,17 @@ def _scores(row: "MethodRow", metric: str) -> str:
     )
 
 
-def _heads(found: Judgement) -> list[str]:
+def _heads(comparison: "Comparison", found: Judgement) -> list[str]:
     """A: how many sites are told of a gain and of a loss."""
     count = len(found.clients)
     if count < 2:
         return []
     gain, lose = len(found.shown("better")), found.shown("worse")
     losers = f" ({words.listing(lose)})" if lose else ""
+    several = len(comparison.seeds) > 1 and comparison.folds is None
+    which = f"With the models of {models_of(comparison)}, a" if several else "A"
     return [
-        f"A gain of its own is shown for {gain or 'none'} of {count} sites, a loss for "
+        f"{which} gain of its own is shown for {gain or 'none'} of {count} sites, a loss for "
         f"{len(lose) or 'none'}{losers}."
     ]
 
@@ -127,7 +136,13 @@ def _advice(comparison: "Comparison", found: Judgement, mean: MeanGain) -> str:
     if times > AT_MOST:
         return f" Even {AT_MOST:.0f} times as many test rows would hardly tell."
     now = sum(one.gain.samples for one in found.clients) / max(1, len(found.clients))
-    return f" About {math.ceil(times * now)} test rows per site instead of {now:.0f} might tell."
+    return f" About {_about(times * now)} test rows per site instead of {now:.0f} might tell."
+
+
+def _about(rows: float) -> int:
+    """So many rows, rounded up to two digits."""
+    unit = 10 ** max(0, math.floor(math.log10(rows)) - 1)
+    return int(math.ceil(rows / unit) * unit)
 
 
 def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
@@ -143,10 +158,8 @@ def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
         ]
     best = next(r for r in comparison.rows if r.method == comparison.best_on_test)
     top = f"{words.number(best.mean.mean, metric)}{words.unit(metric)}"
-    rival = (
-        "" if best.method == row.method else f"; {words.label(best.method)} is best on test data"
-    )
-    rival += f" ({top})" if rival else ""
+    mine = f"{words.number(row.mean.mean, metric)}{words.unit(metric)}"
+    rival = "" if mine == top else f"; {words.label(best.method)} is best on test data ({top})"
     among = f" among {choice.tried} methods" if choice.tried > 1 else ""
     return [f"{name} was chosen{among} on validation data{rival}."]
 
@@ -169,11 +182,11 @@ def _needed(comparison: "Comparison") -> str:
 
 def _said(mean: MeanGain, metric: str, subject: str) -> str:
     """``joining gains 7.3 points on average (...)``, or that it is open."""
-    if (shown := claim(mean)) == "unclear":
-        return f"it is open whether {subject} gains: {_size(mean, metric)}"
-    if shown == "worse":
-        return f"{subject} costs {_size(mean, metric, -1)}"
-    return f"{subject} gains {_size(mean, metric)}"
+    sign = -1 if (shown := claim(mean)) == "worse" else 1
+    what, size = words.gains(metric, sign < 0), _size(mean, metric, sign)
+    if shown == "unclear":
+        return f"it is open whether {subject} {what.removesuffix(' by')}: {size}"
+    return f"{subject} {what} {size}"
 
 
 def _for_all(comparison: "Comparison") -> str:
@@ -217,11 +230,12 @@ def _warnings(comparison: "Comparison") -> list[str]:
             parts.append(f"there is an alarm about {words.label(row.method)} ({codes})")
     short = {name for one in (comparison.judgements or {}).values() for name in one.left_out}
     if short:
-        parts.append(f"too few test rows to judge {words.listing(sorted(short))}, left out")
+        rows = f"test rows{_kind(comparison.metric)}"
+        parts.append(f"too few {rows} to judge {words.listing(sorted(short))}, left out")
     weak = {c: lack for run in comparison.runs for c, lack in run.roster.weak.items()}
     if weak:
         named = [f"{client} ({lack})" for client, lack in weak.items()]
-        parts.append(f"not enough data to judge {words.listing(named)}")
+        parts.append(f"too little data at {words.listing(named)}")
     return [f"Beware: {'; '.join(parts)}."] if parts else []
 
 
@@ -301,46 +315,50 @@ def _sentence(comparison: "Comparison", one: ClientGain | None, rows: int) -> st
     """What follows the name of the client."""
     tested = f"{rows or 'no'} test row{'' if rows == 1 else 's'}"
     if one is None:
-        lack = "" if comparison.judgements is not None else " (answers were not kept)"
+        lack = _kind(comparison.metric) if rows else ""
+        lack = " (answers were not kept)" if comparison.judgements is None else lack
         return f"cannot tell, {tested}{lack}."
     gain, metric, method = one.gain, comparison.metric, words.label(one.method)
     if gain.gain == -math.inf:
         return f"joining with {method} costs you your model: it diverged; {tested}."
-    own = f"your {rows} row{'' if rows == 1 else 's'} alone"
-    if one.claim == "unclear":
-        return f"open: {own} {size_of(gain, metric)}{_why_open(comparison, one)}."
-    sign, what = (1, "gains") if one.claim == "better" else (-1, "costs")
-    points = words.points(metric)
-    value, low, high = _turned((gain.gain, gain.low, gain.high), sign, metric)
-    shown = f"{value}{points} ({own} {low} to {high})"
+    own = f"your {rows} rows alone"
+    if one.claim not in ("better", "worse"):
+        lead = "" if METRICS[metric].percent else f"a gain in {METRICS[metric].title} of "
+        return f"open: {own} show {lead}{size_of(gain, metric)}{_why_open(comparison, one)}."
+    sign = 1 if one.claim == "better" else -1
+    what, points = words.gains(metric, sign < 0, you=True), words.points(metric)
+    seen, low, high = _turned((gain.gain, gain.low, gain.high), sign, metric)
+    shown = f"{seen}{points} ({own} {low} to {high})"
     if one.with_others is not None:
         value, *ends = _turned(one.with_others, sign, metric)
         others = f"with what the other {one.sites - 1} sites show"
-        shown = f"{value}{points} ({ends[0]} to {ends[1]}, {others}; {own} {low} to {high})"
-    return f"joining {what} you {shown} with {method}. Of sites told this at most 1 in 20 is wrong."
+        shown = f"{value}{points} ({ends[0]} to {ends[1]}, {others}; {own} {seen}, {low} to {high})"
+    return f"joining {what} {shown} with {method}. Of sites told this at most 1 in 20 is wrong."
 
 
 def _turned(ends: tuple[float, float, float], sign: int, metric: str) -> list[str]:
     """A gain and its interval as text; with a sign of -1, as a loss."""
     value, low, high = ends if sign > 0 else (-ends[0], -ends[2], -ends[1])
-    return [words.number(x, metric) for x in (value, low, high)]
+    return words.numbers((value, low, high), metric)
 
 
 def _why_open(comparison: "Comparison", one: ClientGain) -> str:
     """Why nothing is said to a site, and what might tell."""
     gain = one.gain
     judged = (comparison.judgements or {})[one.method]
+    if gain.low > 0 or gain.high < 0:
+        return f"; among {one.sites} sites, one may show this by chance" if one.sites > 1 else ""
     if judged.claim == "better" and len(judged.clients) > 1:
-        return "; others gain, yours do not confirm it"
+        return "; the sites gain on average, but your rows do not confirm it"
     times = more_rows(gain.gain, math.sqrt(gain.variance))
     if times is None or times > AT_MOST:
         return ""
-    return f"; {max(gain.samples + 1, math.ceil(times * gain.samples))} test rows might tell"
+    return f"; about {max(gain.samples + 1, _about(times * gain.samples))} test rows might tell"
 
 
 def size_of(gain: Gain, metric: str) -> str:
     """A gain with its interval: ``+7.1 points (3.2 to 11.0)``."""
-    low, high = (words.number(end, metric) for end in (gain.low, gain.high))
+    _, low, high = words.numbers((gain.gain, gain.low, gain.high), metric)
     value = words.number(gain.gain, metric, sign=True)
     return f"{value}{words.points(metric)} ({low} to {high})"
 

@@ -1,6 +1,7 @@
 """Numbers and names as people read them."""
 
 import math
+from collections.abc import Sequence
 
 from ..core.metrics import METRICS
 from ..runs.statistics import OverSeeds
@@ -47,14 +48,33 @@ def number(value: float, metric: str, sign: bool = False, places: int | None = N
     return text.lstrip("+-") if float(text) == 0 else text.replace("-", MINUS)
 
 
+def numbers(values: Sequence[float], metric: str) -> list[str]:
+    """Scores as text, all with as many decimals as the largest of them needs."""
+    places = _places(max((abs(x) for x in values if math.isfinite(x)), default=0.0), metric)
+    return [number(value, metric, places=places) for value in values]
+
+
 def unit(metric: str) -> str:
     """The text that follows a score in a sentence: `` %`` or nothing."""
     return " %" if METRICS[metric].percent else ""
 
 
 def points(metric: str) -> str:
-    """The text that follows a difference of scores: `` points``, or the metric's name."""
-    return " points" if METRICS[metric].percent else f" {METRICS[metric].title}"
+    """The text that follows a difference of scores: `` points`` or nothing."""
+    return " points" if METRICS[metric].percent else ""
+
+
+def gains(metric: str, loss: bool = False, you: bool = False) -> str:
+    """What joining does, before the size of a gain or of a loss.
+
+    >>> gains("accuracy"), gains("accuracy", loss=True, you=True), gains("rmse"), gains("r2")
+    ('gains', 'costs you', 'lowers the error (RMSE) by', 'raises the R² by')
+    """
+    row = METRICS[metric]
+    if row.percent:
+        return f"{'costs' if loss else 'gains'}{' you' if you else ''}"
+    verb = "raises" if row.higher_is_better != loss else "lowers"
+    return f"{verb} {'your' if you else 'the'} {row.title} by"
 
 
 def spread(value: OverSeeds, metric: str) -> str:
@@ -71,11 +91,9 @@ def interval(gain: float, low: float, high: float, metric: str) -> str:
     >>> interval(5.0, 1.2, 8.8, "accuracy")
     'a gain of 5.0 points (95 % interval 1.2 to 8.8)'
     """
-    places = _places(gain, metric)
     what = "gain" if gain >= 0 else "loss"
-    unit = " points" if METRICS[metric].percent else ""
-    ends = [number(end, metric, places=places) for end in (low, high)]
-    return f"a {what} of {number(abs(gain), metric)}{unit} (95 % interval {ends[0]} to {ends[1]})"
+    size, low_, high_ = numbers((abs(gain), low, high), metric)
+    return f"a {what} of {size}{points(metric)} (95 % interval {low_} to {high_})"
 
 
 def size(value: float) -> str:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields as recipe_fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -28,16 +28,22 @@ from .schema import (
     TrainTable,
 )
 
+T = TypeVar("T", bound=BaseModel)
 MOST_SHOWN = 500  # characters of a value that a message repeats
 
 
 def validated(formed: Table) -> Config:
     """The config of these tables; pydantic's first error is raised as a ConfigError."""
+    return _fitted(Config, formed, "")
+
+
+def _fitted(kind: type[T], formed: Table, where: str) -> T:
+    """The table of this kind; ``where`` begins the names of its fields."""
     try:
-        return Config.model_validate_json(json.dumps(formed, default=str))
+        return kind.model_validate_json(json.dumps(formed, default=str))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
+    path = [*where.split("."), *map(str, first["loc"])] if where else [*map(str, first["loc"])]
     if first["type"] == "extra_forbidden":
         raise _unknown(path)
     wanted = first["msg"].removeprefix("Input should be ").replace("an object", "a table")
@@ -299,13 +305,7 @@ def _own_recipe(given: Fields, config: Config, where: str) -> Fields:
         if name not in known:
             near = did_you_mean(name, known)
             raise ConfigError(f"{where}.{name}: a method has no such field for itself; {near}")
-    try:
-        made = TrainTable.model_validate_json(json.dumps({**config.train.model_dump(), **given}))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        path = ".".join(map(str, first["loc"]))
-        wanted = first["msg"].removeprefix("Input should be ")
-        raise ConfigError(f"{where}.{path}: found {first['input']!r}; expected {wanted}") from None
+    made = _fitted(TrainTable, {**config.train.model_dump(), **given}, where)
     return {name: getattr(made, name) for name in given}
 
 

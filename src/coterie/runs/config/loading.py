@@ -24,7 +24,7 @@ from ...errors import ConfigError, CoterieError
 from ...storage.files import expanded
 from .checks import validated, with_methods, with_names
 from .schema import DEMO, SITES, Config, Fields, Table
-from .sweeps import refuse_shared, with_variants
+from .sweeps import merge, refuse_shared, with_variants
 
 __all__ = [
     "Config",
@@ -117,21 +117,6 @@ def read(path: Path) -> Table:
     if not isinstance(tables, dict):
         raise ConfigError(f"{path}: holds a {type(tables).__name__}; expected tables")
     return {key: table for key, table in tables.items() if key not in WRITTEN}
-
-
-def merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
-    """The tables with the changes, whose names are dotted, applied; neither argument is changed."""
-    merged: Table = dict(tables)
-    for dotted, value in changes.items():
-        *path, last = dotted.split(".")
-        at = merged
-        for part in path:
-            if not isinstance(at.get(part, {}), Mapping):
-                raise ConfigError(f"{dotted}: '{part}' is a value; expected a table to set it in")
-            at[part] = dict(at.get(part, {}))
-            at = at[part]
-        at[last] = value
-    return merged
 
 
 def canonical(config: Config) -> Table:

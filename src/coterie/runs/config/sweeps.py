@@ -17,6 +17,21 @@ SWEEP = "sweep"
 MOST = 1_000  # variants, or columns, of one config
 
 
+def merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
+    """The tables with the changes, whose names are dotted, applied; neither argument is changed."""
+    merged: Table = dict(tables)
+    for dotted, value in changes.items():
+        *path, last = dotted.split(".")
+        at = merged
+        for part in path:
+            if not isinstance(at.get(part, {}), Mapping):
+                raise ConfigError(f"{dotted}: '{part}' is a value; expected a table to set it in")
+            at[part] = dict(at.get(part, {}))
+            at = at[part]
+        at[last] = value
+    return merged
+
+
 def is_sweep(value: Any) -> bool:
     """Whether a value of a config lists values to be tried."""
     return isinstance(value, Mapping) and value.keys() == {SWEEP}
@@ -40,7 +55,7 @@ def with_variants(tables: Table) -> Table:
         if not found:
             made[name] = table
             continue
-        chosen = {_variant(name, point): _set(table, point) for point in _points(found)}
+        chosen = {_variant(name, point): merge(table, point) for point in points(found)}
         variants[name] = list(chosen)
         made |= chosen
     if not variants:
@@ -54,11 +69,6 @@ def shared_sweeps(tables: Table) -> dict[str, list[Any]]:
     """The values of every sweep outside ``[algorithm]``, by dotted field."""
     rest = {name: table for name, table in tables.items() if name != "algorithm"}
     return dict(_sweeps(rest, ""))
-
-
-def points(swept: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination of the values of several sweeps, by dotted field."""
-    yield from _points(dict(swept))
 
 
 def point_label(point: Mapping[str, Any]) -> str:
@@ -107,7 +117,8 @@ def _sweeps(value: Any, path: str) -> Iterator[tuple[str, list[Any]]]:
             yield from _sweeps(part, f"{path}.{name}".removeprefix("."))
 
 
-def _points(found: dict[str, list[Any]]) -> list[dict[str, Any]]:
+def points(found: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values of several sweeps, by dotted field."""
     made = [dict(zip(found, values, strict=True)) for values in itertools.product(*found.values())]
     if len(made) > MOST:
         raise ConfigError(
@@ -125,19 +136,6 @@ def _variant(name: str, point: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return "".join(c if c.isalnum() or c in "._+-" else "-" for c in text)
-
-
-def _set(table: Mapping[str, Any], point: Mapping[str, Any]) -> Table:
-    """The table with the swept fields set to the values of one combination."""
-    made: Table = dict(table)
-    for dotted, value in point.items():
-        *path, last = dotted.split(".")
-        at = made
-        for part in path:
-            at[part] = dict(at[part])
-            at = at[part]
-        at[last] = value
-    return made
 
 
 def _listed(tables: Table, algorithm: Table, variants: Mapping[str, list[str]]) -> Any:
