@@ -1,8 +1,10 @@
 """Tests use one thread each: two workers share two cores, and results do not depend on it."""
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -30,7 +32,7 @@ def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def named_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Name the C++ compiler by ``CXX``, as a user does; ``""`` names none."""
-    from coterie.compiled.kernels import native
+    native: Any = importlib.import_module("coterie.compiled.kernels.native")  # it is optional
 
     def name(command: str) -> None:
         monkeypatch.setenv("CXX", command)
