@@ -275,7 +275,7 @@ def test_columns_that_give_no_subgroups_are_refused(table):
 
 def test_the_numbers_are_those_of_the_stored_answers(compared):
     history = compared.of_seed(0)["fedavg"]
-    found = clinical_run(history)
+    found = clinical_run([history])
     assert found.outcome == "died: yes"
     own = list(history.outcomes.clients())
     assert [site.rows for site in found.sites] == history.roster.n_test.tolist()
@@ -292,10 +292,10 @@ def test_the_numbers_are_those_of_the_stored_answers(compared):
 
 
 def test_a_run_on_disk_and_other_engines_give_the_same_numbers(compared, table):
-    here = clinical_run(compared.of_seed(0)["fedavg"])
+    here = clinical_run([compared.of_seed(0)["fedavg"]])
     read = Run.read(compared.path / "fedavg" / "seed-0")
     again = coterie.run(CONFIG, data=str(table), method="fedavg", engine="vmap")
-    for other in (clinical_run(read), clinical_run(again)):
+    for other in (clinical_run([read]), clinical_run([again])):
         for ours, theirs in zip(
             (*here.sites, here.together), (*other.sites, other.together), strict=True
         ):
@@ -312,10 +312,10 @@ def test_probabilities_are_kept_for_few_classes_only(tmp_path):
     runs = [coterie.run(CONFIG, data=str(path), method="local", rounds=1) for path in (few, many)]
     assert runs[0].outcomes.probabilities.shape[1] == FEW_CLASSES
     assert runs[1].outcomes.probabilities is None
-    assert clinical_run(runs[0]).outcome is None  # of several classes none is chosen
-    chosen = clinical_run(runs[0], ClinicalChoice(positive="c2"))
+    assert clinical_run([runs[0]]).outcome is None  # of several classes none is chosen
+    chosen = clinical_run([runs[0]], ClinicalChoice(positive="c2"))
     assert chosen.outcome == "died: c2"
-    assert clinical_run(runs[1]).together.subgroups
+    assert clinical_run([runs[1]]).together.subgroups
 
 
 def test_the_page_shows_each_site(compared):
@@ -327,15 +327,15 @@ def test_the_page_shows_each_site(compared):
     assert "<b>tiny" not in text
     assert "too few rows" in section
     assert section.count("<figure>") == 1 + sum(
-        site.calibration is not None for site in clinical_run(compared.of_seed(0)["local"]).sites
+        site.calibration is not None for site in clinical_run([compared.of_seed(0)["local"]]).sites
     )
-    shown = clinical_view({"fedavg": compared.of_seed(0)["fedavg"]})
+    shown = clinical_view({"fedavg": [compared.of_seed(0)["fedavg"]]})
     assert shown.sites[1].cells[0] in section
 
 
 def test_of_very_many_sites_only_all_together_have_numbers(compared, monkeypatch):
     monkeypatch.setattr(clinical_module, "MOST_SITES", 2)
-    found = clinical_run(compared.of_seed(0)["fedavg"])
+    found = clinical_run([compared.of_seed(0)["fedavg"]])
     assert found.sites == ()
     assert found.together.calibration is not None
     assert "of so many sites only all together" in page(compared)
@@ -352,7 +352,7 @@ def test_the_page_of_one_site_has_its_own_numbers_alone(compared):
 def test_a_regression_has_subgroups_and_no_outcome(table):
     numbers = {**CONFIG, "data": {**CONFIG["data"], "target": "age", "drop": ["sex", "died"]}}
     run = coterie.run(numbers, data=str(table), method="local", rounds=1)
-    found = clinical_run(run)
+    found = clinical_run([run])
     assert found.outcome is None
     assert found.together.calibration is None
     assert {group.name for group in found.together.subgroups} == {"(missing)", "f", "m"}
@@ -365,22 +365,22 @@ def test_a_regression_has_subgroups_and_no_outcome(table):
 def test_with_auc_the_answers_themselves_are_the_probabilities(table):
     run = coterie.run(CONFIG, data=str(table), method="local", rounds=1, set={"run.metric": "auc"})
     assert run.outcomes.probabilities is None
-    found = clinical_run(run)
+    found = clinical_run([run])
     assert found.together.calibration is not None
     assert 0 < found.together.subgroups[1].score.low < 100
 
 
 def test_older_runs_and_regressions_have_no_such_section(compared, tmp_path):
     numbers = coterie.run(data="regression_groups", method="local", rounds=1)
-    assert clinical_run(numbers) is None
+    assert clinical_run([numbers]) is None
     old = Path(shutil.copytree(compared.path / "fedavg" / "seed-0", tmp_path / "old"))
     known = ("values", "targets", "units", "sizes")
     stored = dict(np.load(old / PREDICTIONS))
     np.savez(old / PREDICTIONS, **{name: stored[name] for name in known})
     history = Run.read(old)
-    assert clinical_run(history) is None
+    assert clinical_run([history]) is None
     with pytest.raises(ConfigError, match="no answers to test samples with names of classes"):
-        clinical_run(history, ClinicalChoice(positive="1"))
+        clinical_run([history], ClinicalChoice(positive="1"))
 
 
 def test_names_and_codes_of_a_folder_are_not_trusted(compared, tmp_path):
@@ -406,7 +406,7 @@ def test_the_card_has_the_numbers_of_its_client(compared, tmp_path):
     run = compared.path / "fedavg" / "seed-0"
     folder = coterie.export(run, "north", tmp_path / "north", specificity=0.75)
     card = (folder / "README.md").read_text()
-    numbers = clinical_run(compared.of_seed(0)["fedavg"], ClinicalChoice(0.75)).sites[0]
+    numbers = clinical_run([compared.of_seed(0)["fedavg"]], ClinicalChoice(0.75)).sites[0]
     assert "## How far to trust its probabilities" in card
     assert f"Brier score {numbers.calibration.brier:.3f}" in card
     assert re.search(r"chosen on the client's validation samples, for a specificity of 75 %", card)

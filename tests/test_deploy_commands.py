@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,12 +16,14 @@ import typer
 
 from coterie import cli
 from coterie.algorithms import ALGORITHMS, ALIASES
+from coterie.data.data_schema import Schema
+from coterie.data.sources.sheets import InputColumn, TargetColumn
 from coterie.deploy import keys, site_folder
 from coterie.deploy.admission import spoken
 from coterie.deploy.documents import ConsentTable, LimitsTable, PolicyTable, StatisticsTable
 from coterie.deploy.folders import FederationFolder, SiteFolder
 from coterie.deploy.site_report import left
-from coterie.deploy.terms import Request
+from coterie.deploy.terms import Agreement, Request, SiteCounts
 
 ADDRESS = "coordinator.example.org:8443"
 
@@ -152,9 +155,13 @@ def test_site_show_tells_what_was_agreed_and_what_left(done, pair):
     folder = site.experiments / ("e" * 64)
     folder.mkdir(parents=True)
     config = {"algorithm": {"name": "fedfomo"}, "run": {"rounds": 7}}
-    agreed = {"config": json.dumps(config), "clients": ["a", "b\x1b[2J"]}
-    (folder / "agreement.json").write_text(json.dumps(agreed))
-    for name, text in (("damaged", "{"), ("list", "[]"), ("deep", '{"config": "[[[["}')):
+    schema = Schema("table", TargetColumn("y", "quantity"), (InputColumn("x", "numbers"),))
+    counts = (SiteCounts(9, 9, 9),) * 2
+    agreed = Agreement("", "0" * 32, json.dumps(config), ("a", "b"), counts, schema, None, kept=2)
+    (folder / "agreement.json").write_text(agreed.to_json())
+    coded = replace(agreed, clients=("a", "b\x1b[2J")).to_json()
+    bad = {"damaged": "{", "list": "[]", "deep": '{"config": "[[[["}', "coded": coded}
+    for name, text in bad.items():
         (site.experiments / name).mkdir()
         (site.experiments / name / "agreement.json").write_text(text)
     line = {"experiment": "e" * 64, "kind": "local", "round": 3, "bytes": 1000, "sha256": "0"}
@@ -162,8 +169,8 @@ def test_site_show_tells_what_was_agreed_and_what_left(done, pair):
     lines = [json.dumps(line), json.dumps({**line, "round": 4}), "{damaged", json.dumps(early)]
     site.sent.write_text("\n".join(lines) + "\n")
     shown = done("site show a")
-    assert "eeeeeeeeeeee: fedfomo, 7 rounds, with a, b\\x1b[2J" in shown
-    for name in ("damaged", "list", "deep"):
+    assert "eeeeeeeeeeee: fedfomo, 7 rounds, with a, b" in shown
+    for name in bad:
         assert f"{name}: cannot be read" in shown
     assert "before an experiment: who: 1 answers, 70 bytes\n" in shown
     assert "eeeeeeeeeeee: local: 2 answers, 2,000 bytes, last in round 4" in shown

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import socket
@@ -515,6 +516,25 @@ def test_a_body_that_comes_too_slowly_is_cut_off(idle, number):
         assert read_response(connection)[0] == 408
     assert idle.request(idle.sites["a"], f"/v1/answer/{message}", b"answer")[0] == 204
     assert asked.end() == b"answer"
+
+
+def test_a_site_sends_one_answer_at_a_time(idle, caplog):
+    """Each of its requests could hold a whole message in the coordinator's memory."""
+    idle.start()
+    asked = Asked(idle, "a")
+    message, _ = polled(idle)
+    head = f"POST /v1/answer/{message} HTTP/1.1\r\nhost: x\r\ncontent-length: 6\r\n\r\n"
+    with contextlib.ExitStack() as scope:
+        opened = [scope.enter_context(idle.dial(idle.context(idle.sites["a"]))) for _ in "123"]
+        opened[0].sendall(head.encode() + b"abc")
+        for older, newer in itertools.pairwise(opened):
+            until(lambda older=older: idle.request(idle.sites["a"], "/v1/alive")[0] == 204)
+            newer.sendall(head.encode() + b"abc")
+            assert read_response(older)[0] == 409
+        opened[-1].sendall(b"def")
+        assert read_response(opened[-1])[0] == 204
+    assert asked.end() == b"abcdef"
+    assert "Traceback" not in caplog.text
 
 
 def test_a_reader_that_is_too_slow_is_cut_off_and_the_message_comes_again(idle, caplog):

@@ -1,13 +1,21 @@
 """Every method has its page, whose generated part is as the code has it; no link is dead."""
 
+import ast
+import importlib
+import inspect
 import re
+import tomllib
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
+import coterie
 from coterie.algorithms import ALGORITHMS
+from coterie.api import Options
 from coterie.core.fields import fields
+from coterie.runs.config.loading import load
+from coterie.runs.config.schema import Config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -74,3 +82,39 @@ def test_every_reading_that_is_cited_exists_once():
         if cited not in known
     }
     assert not wrong
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """The blocks of code in one language, with their pages."""
+    fence = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [(page.name, code) for page in PAGES for code in fence.findall(page.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize(("page", "code"), blocks("python"))
+def test_python_on_a_page_imports_and_calls_what_there_is(page, code):
+    """Names that are imported or read from coterie exist, and calls have arguments that do."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("coterie"):
+            found = importlib.import_module(node.module)
+            assert all(hasattr(found, alias.name) for alias in node.names)
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("coterie."):
+            eval(ast.unparse(node), {"coterie": coterie})
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("coterie."):
+            called = eval(ast.unparse(node.func), {"coterie": coterie})
+            known = {*inspect.signature(called).parameters, *Options.__annotations__}
+            assert {word.arg for word in node.keywords} <= known
+
+
+@pytest.mark.parametrize(("page", "code"), blocks("toml"))
+def test_a_config_on_a_page_has_fields_that_there_are(page, code, tmp_path, monkeypatch):
+    tables = tomllib.loads(code)
+    sweeps = page == "sweeps.md"
+    if sweeps or not tables.keys() <= Config.model_fields.keys() or re.search(r'"\w+:\w+"', code):
+        pytest.skip("of another kind, or with code of its own: these have tests of their own")
+    monkeypatch.chdir(tmp_path)  # a name says the format; nothing is read
+    for name in ("scans/a/b/1.png", "letters/a.txt", "leaf/femnist/data/a.json", "features.npz"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in re.findall(r'"(\S+\.csv)"', code):
+        (tmp_path / name).touch()
+    load(tables)

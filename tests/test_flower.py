@@ -192,6 +192,17 @@ def test_an_answer_that_is_not_the_sites_own_is_unreadable(net):
     assert answers[net.names[0]] == net.names[0].encode() + b"?"
 
 
+def test_an_answer_of_another_form_takes_no_other_answer_with_it(net):
+    """Replies that were fetched together with that of a stranger's app were lost."""
+    transport = net.transport(deadline=3.0)
+    transport.sites()
+    right = net.grid._answer
+    net.grid._answer = lambda m: Said({}, reply_to=m) if m.dst_node_id == 0 else right(m)
+    answers = transport.ask(dict.fromkeys(net.names, b"?"), 0)
+    assert answers[net.names[1]] == net.names[1].encode() + b"?"
+    assert answers[net.names[2]] == net.names[2].encode() + b"?"
+
+
 def test_a_node_cannot_pose_as_a_site_whose_key_it_has_not(net):
     """Node 2 says that it is site 0: nothing is sent to it, and site 0 is asked behind its own."""
     other = keys.make_site(net.names[0])[1]

@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from coterie.core import tree
 from coterie.core.algorithm import Mixture
-from coterie.deploy.protocol import setup_message
-from coterie.engines.codec import LENGTH, Message, decode, encode, read_head, vocabulary
+from coterie.deploy.protocol import gain_answered, setup_message
+from coterie.engines.codec import LENGTH, Message, decode, encode, read_head, refusal, vocabulary
 from coterie.errors import EngineError
 from coterie.runs.config.loading import merge
 from fuzz.answers import mutated
@@ -91,6 +92,10 @@ SCORES = {
     "negative losses": lambda s, p: (torch.cat([s[:2], s[2:] - 1e3]), p),
     "integers": lambda s, p: (s.long(), p),
     "no predictor": lambda s, p: (s, ()),
+    "huge losses": lambda s, p: (torch.cat([s[:2], s[2:] * 0 + 1e300]), p),
+    "another type": lambda s, p: (s, Mixture(p.weights, p.models.half())),
+    "integer weights": lambda s, p: (s, Mixture(p.weights.long(), p.models)),
+    "no weights": lambda s, p: (s, Mixture(p.weights * np.nan, p.models)),
 }
 
 
@@ -117,6 +122,7 @@ SETUP = [  # the kind of a question, and what a hostile site answers in place of
     ("divide", {"sums": ["f" * 176] * 6}),
     ("divide", {"sums": ["-1", " 7", "0x1", "1_0", "\u0661", "1"]}),
     ("divide", {"sums": ["1"]}),
+    ("divide", {"sums": ["26", "26", "0", "0", "7" + "f" * 160, "7" + "f" * 160]}),
     ("divide", {"masked": True}),
     ("agree", {"experiment": "0" * 64}),
     ("agree", {"state": "\u0661" * 64}),
@@ -153,7 +159,6 @@ def test_a_hostile_answer_before_the_rounds_is_one_message_that_names_its_site(
 
 def test_a_run_that_every_site_refuses_is_an_error(folders):
     handlers = {name: handler_of(folder) for name, folder in folders.items()}
-    from coterie.deploy.protocol import refusal
 
     for answer, said in ((refusal("stale_state"), "every site refuses"), ("lost", "no site took")):
         spoil = lambda name, round, own, answer=answer: answer if round >= 0 else own  # noqa: E731
@@ -187,3 +192,46 @@ def test_a_choice_that_does_not_exist_is_rejected(folders):
     reasons = {one["reason"] for line in found.lines for one in line["rejected"]}
     assert reasons & {"values", "samples"}
     assert np.isfinite(found.last[1:]).all()
+
+
+def test_the_models_of_others_are_their_own_whatever_type_one_site_sends(tmp_path):
+    """The first site's type was everybody's: their final models were rounded to it."""
+    folders = site_folders(tmp_path / "fed", write_tables(tmp_path / "data"), ("models",))
+    asked = merge(ASKED, {"run.collect": True})
+    half = lambda s, p: (s, Mixture(p.weights.half(), p.models.half()))  # noqa: E731
+    found = run_with(folders, lambda answer: rebuilt(answer, half), asked)
+    gone = lambda answer: answer if "state" in read_head(answer) else "lost"  # noqa: E731
+    silent = run_with(folders, gone, asked)
+    assert found.summary["digest"] == silent.summary["digest"]
+
+
+def test_a_bank_without_models_takes_no_memory():
+    """A message of 300 bytes could name a model of any width."""
+    body = json.dumps({"head": {}, "body": {"coterie.core.tree.Bank": [0, 0, 0]}}).encode()
+    named = {"0": torch.zeros(0, 10**13), "1": torch.tensor([-1]), "2": torch.tensor([0])}
+    data = len(body).to_bytes(LENGTH, "little") + body + save(named)
+    found = decode(data, {}).body
+    assert found.models.untyped_storage().nbytes() < 1000
+
+
+GAIN = {"gain": 1.0, "variance": 1.0, "low": -1.0, "high": 3.0, "p": 0.5, "samples": 10}
+GAIN |= {"freedom": 3.0, "counts": [2, 1, 10]}
+
+
+@pytest.mark.parametrize(
+    ("values", "fits"),
+    [
+        ({}, True),
+        ({"gain": 300.0, "high": 400.0}, False),
+        ({"gain": 5.0}, False),
+        ({"samples": -5}, False),
+        ({"samples": 1e300}, False),
+        ({"counts": [-1, 1, 10]}, False),
+        ({"counts": [1, 1, 1e300]}, False),
+        ({"p": "inf"}, False),
+    ],
+)
+def test_a_gain_that_cannot_be_says_nothing(values, fits):
+    told = GAIN | values
+    answer = setup_message("judge", {"each": [told], "together": told})
+    assert (gain_answered(answer, 1, "accuracy").together is not None) == fits

@@ -83,9 +83,12 @@ def test_rounds_from_disk_do_not_count_for_the_time_left():
     tally = Tally(20, clock=clock)
     tally.add(step(10, more=10, reused=True))
     assert tally.left is None
-    clock.now = 3.0
+    clock.now = 99.0  # the first round of a run may compile
     tally.add(Progress("other", 0, 1, 10, None))
-    assert tally.left == pytest.approx(9 * 3.0)
+    assert tally.left is None
+    clock.now += 3.0
+    tally.add(Progress("other", 0, 2, 10, None))
+    assert tally.left == pytest.approx(8 * 3.0)
 
 
 def test_a_federation_says_who_answered():

@@ -143,6 +143,9 @@ def test_the_golden_path_of_one_site(tab, tmp_path):
     assert not tab.locator("#choose").is_visible()
     cut = "list => list.filter(e => e.scrollHeight > e.clientHeight + 1 && e.clientHeight).length"
     assert tab.locator(".tall").evaluate_all(cut) == 0
+    tab.set_viewport_size({"width": 720, "height": 1000})  # an A4 page within its margins
+    wide = "list => list.filter(e => e.scrollWidth > e.clientWidth + 1).length"
+    assert tab.locator(".scroll").evaluate_all(wide) == 0
     assert len(tab.pdf()) > 10_000
 
 

@@ -1,5 +1,6 @@
 """Whose models entered a client's: nobody else's data changes its bits, and the card names them."""
 
+import html
 import re
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from coterie.runs.config.loading import merge
 from coterie.runs.run import Log, Roster, Run
 from coterie.runs.summary import Predictors, finished
 from coterie.training.rounds import train
+from coterie.views import words
 from coterie.views.page import page, run_page
 from coterie.views.reliance import (
     collaborators,
@@ -162,14 +164,17 @@ def test_collaborators_are_the_same_in_every_output(found):
     known = collaborators(run, at)
     assert known
     assert not any(cells(card, name) for name in {*run.roster.clients} - {k.name for k in known})
-    share = {one.name: f"{100 * one.average:.0f} %" for one in known}
+    share = {one.name: words.part(one.average) for one in known}
     for one in known:
         (row,) = cells(card, one.name)
-        last, part = (f"{100 * part:.0f} %" for part in (one.last, one.entered))
-        assert row[1:] == [share[one.name], last, part]
+        assert row[1:] == [share[one.name], words.part(one.last), words.part(one.entered)]
     (row,) = cells(run_page(run), "cedar", str(run.roster.n_train[at]))
     assert f"{known[0].name} ({share[known[0].name]})" in row
-    peers = [row[1] for row in cells(site_page(made, "cedar")) if row[0].startswith("peer ")]
+    peers = [
+        html.unescape(row[1])
+        for row in cells(site_page(made, "cedar"))
+        if row[0].startswith("peer ")
+    ]
     assert peers == [*share.values(), *["0 %"] * (len(run.roster) - 1 - len(share))]
     answer = made.client("cedar")
     assert {*answer.helpers} <= {*share}

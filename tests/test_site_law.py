@@ -34,13 +34,12 @@ from coterie.deploy.protocol import (
     Proposal,
     Signed,
     payload_of,
-    refused_by,
     setup_message,
 )
 from coterie.deploy.running import withdraw
 from coterie.deploy.sums import MODULUS, masked, moments_of, sums_of, to_hex, total_of
 from coterie.deploy.terms import Request
-from coterie.engines.codec import Message, decode, encode, read_head, vocabulary
+from coterie.engines.codec import Message, decode, encode, read_head, refused_by, vocabulary
 from coterie.engines.site import MODEL
 from coterie.runs.config.loading import merge
 from coterie.runs.plan import Plan
@@ -338,6 +337,20 @@ def test_masked_sites_give_the_digest_and_answer_no_set_that_shows_one_of_them(f
     assert refused_by(attacker.ask(message)) is not None
 
 
+def test_masks_never_hide_two_different_sums(folders):
+    """The owner cuts a column: it is left out from then on, and the difference would be its sum."""
+    lines = "\n".join(f'{n} = "{one.public_part().box}"' for n, one in folders.items())
+    change = ("\n[partners]\n", f"\n[partners]\n{lines}\n"), ("masked = false", "masked = true")
+    attacker = Attacker({**folders, "ash": edited(folders["ash"], *change)})
+    attacker.approved()
+    first = attacker.report()
+    attacker.folders["ash"] = edited(folders["ash"], ("\n[ranges]\n", "\n[ranges]\na = [-1, 1]\n"))
+    attacker.restart()
+    assert attacker.reason(setup_message("describe", Approved(attacker.request.id))) is None
+    assert refused_by(attacker.divide())[0] == "policy"
+    assert first.masked
+
+
 def in_another_order(schema):
     told = json.loads(schema)
     return json.dumps({**told, "columns": told["columns"][::-1]})
@@ -375,14 +388,14 @@ def test_another_schema_shows_no_sum_behind_masks_or_noise(folders, rule):
 def test_masked_sums_of_two_sets_never_show_one_site(tmp_path):
     (tmp_path / "division").mkdir()
     division = SiteDivision(tmp_path, "a", (0.2, 0.2))
-    division.mask("first", "abcd", 0, by_hand=False)
-    division.mask("first", "abcd", 0, by_hand=False)
+    division.mask("first", "abcd", "of some rows", by_hand=False)
+    division.mask("first", "abcd", "of some rows", by_hand=False)
     for others in ("abc", "abce", "abef"):  # all sets of three of four sites show each of them
         with pytest.raises(ChangedError, match="may see single sites'"):
-            division.mask("second", others, 0, by_hand=False)
-    with pytest.raises(ChangedError, match="rows have changed"):
-        division.mask("first", "abcd", 1, by_hand=False)
-    division.mask("second", "abc", 0, by_hand=True)  # 'd' left before it had answered
+            division.mask("second", others, "of some rows", by_hand=False)
+    with pytest.raises(ChangedError, match="have changed"):
+        division.mask("first", "abcd", "of others", by_hand=False)
+    division.mask("second", "abc", "of some rows", by_hand=True)  # 'd' left before it had answered
 
 
 def test_noise_is_the_same_whenever_it_is_asked_for(folders):
@@ -699,3 +712,221 @@ def asked_of_a_site(tmp_path_factory):
     messages.append(setup_message("samples", pool | {"seed": 0}))
     messages.append(setup_message("judge", {"metric": "accuracy", "pairs": [[name, name]]}))
     return Attacker(folders), messages
+
+
+# ---- what one could still ask for ----------------------------------------------------------------
+
+
+def without_names(path):
+    path.write_text(path.read_text().replace(",ill", ",1").replace(",well", ",0"))
+
+
+def test_classes_are_counted_for_nobody_who_calls_them_a_quantity(folders, tmp_path):
+    """The sum of a target of 0 and 1 is the number of ones, which needs [consent] counts."""
+    for path in (tmp_path / "data").glob("*.csv"):
+        without_names(path)
+    attacker = Attacker(folders)
+    attacker.approved()
+    schema = json.loads(attacker.schema())
+    schema["target"] |= {"kind": "quantity", "classes": []}
+    answer = attacker.divide(schema=json.dumps(schema))
+    assert "counts" in refused_by(answer)[1]
+    folders["ash"] = edited(folders["ash"], ("counts = false", "counts = true"))
+    attacker.restart()
+    assert refused_by(attacker.divide(schema=json.dumps(schema))) is None
+
+
+def images_of(home, consent):
+    """Two sites of 120 images of three classes."""
+    draws = np.random.default_rng(0)
+    x, y = draws.integers(0, 255, (120, 1, 4, 4)).astype("uint8"), np.arange(120) % 3
+    fed, made = FederationFolder.create(home / "fed", "localhost:9092"), {}
+    for name in ("ash", "birch"):
+        np.savez(home / f"{name}.npz", x_train=x, y_train=y)
+        folder = SiteFolder.create(home / name, fed.invite, name)
+        fed.add_site(folder.public, name)
+        made[name] = edited(
+            folder,
+            ("[data]\n", f'[data]\nname = "{home / name}.npz"\n'),
+            ("automatic = []", 'automatic = ["*"]'),
+            (f"{consent} = false", f"{consent} = true"),
+        )
+    return made, x, y
+
+
+@pytest.mark.parametrize("rows", [1, 30])
+def test_counts_of_classes_never_differ_by_a_few_rows(tmp_path, rows):
+    """Images have no sums that would be refused: the class of the newest patient was read off."""
+    folders, x, y = images_of(tmp_path, "counts")
+    attacker = Attacker(folders)
+    attacker.approved()
+    before = attacker.report().classes
+    assert sum(before) == 96
+    np.savez(
+        tmp_path / "ash.npz",
+        x_train=np.concatenate([x, x[:rows] ^ 1]),
+        y_train=np.concatenate([y, np.full(rows, 2)]),
+    )
+    attacker.restart()
+    answer = attacker.divide()
+    if rows == 1:
+        trained = len_of_train(attacker) + len_of_val(attacker)
+        assert refused_by(answer) is not None or trained == 96
+        return
+    after = payload_of(answer, DivisionReport).classes
+    assert after[:2] == before[:2]
+    assert after[2] >= before[2] + 20
+
+
+def len_of_val(attacker):
+    folder = attacker.folders["ash"]
+    holdings = Holdings(folder, folder.data.name, folder.data.options)
+    return int((holdings.parts == 1).sum())
+
+
+def test_a_set_of_rows_is_one_release_whatever_it_is_asked_by(folders, tmp_path):
+    """Empty columns may be named in many ways; each was a release, with noise of its own."""
+    path = tmp_path / "data" / "ash.csv"
+    head, *lines = path.read_text().splitlines()
+    path.write_text("\n".join([f"{head},e,f", *(f"{line},," for line in lines)]) + "\n")
+    attacker = Attacker(folders)
+    attacker.approved()
+    for kinds in (("numbers", "levels"), ("levels", "numbers"), ("numbers", "numbers")):
+        schema = json.loads(attacker.schema())
+        for column, kind in zip(schema["columns"][-2:], kinds, strict=True):
+            column |= {"kind": kind, "levels": ["(missing)"] if kind == "levels" else []}
+            column |= {"missing": kind == "numbers"}
+        answer = attacker.divide(schema=json.dumps(schema))
+        assert refused_by(answer) is None, refused_by(answer)
+    assert len([*(folders["ash"].path / "division").glob("release-*")]) == 1
+
+
+def test_a_table_without_numbers_is_divided(folders, tmp_path):
+    for path in (tmp_path / "data").glob("*.csv"):
+        lines = [line.split(",")[2:] for line in path.read_text().splitlines()]
+        path.write_text("\n".join(map(",".join, lines)) + "\n")
+    handlers = {name: handler_of(folder) for name, folder in folders.items()}
+    there = executed(setting_of(ASKED, InProcess(handlers)))
+    here = simulated(exported(folders, tmp_path / "exported"), ASKED)
+    assert there.summary["digest"] == here.summary["digest"]
+
+
+def test_what_is_wrong_with_a_sites_own_options_stays_there(folders):
+    """The names of its columns were in the answer to the first question, before any approval."""
+    folders["ash"] = edited(folders["ash"], ('target = "label"', ""))
+    reply = Attacker(folders).ask(setup_message("who", Nothing()))
+    assert refused_by(reply) is not None
+    assert not re.search(rb"label|kind|ash\.csv", reply)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adapt.name": "ft", "adapt.epochs": 10**6},
+        {"algorithm.name": "fedrep", "algorithm.head_epochs": 10**6},
+        {"algorithm.name": "pfedme", "algorithm.inner_steps": 10**6},
+        {"algorithm.name": "ditto"},
+    ],
+)
+def test_passes_of_a_methods_own_are_within_the_request(folders, changes):
+    """The last one is within it: the agreement is made."""
+    asked = merge(ASKED, changes)
+    setting = setting_of(
+        merge(ASKED, {"algorithm.name": asked["algorithm"]["name"]}),
+        InProcess({name: handler_of(folder) for name, folder in folders.items()}),
+    )
+    made = setting._agreement(Plan.single(setting.config, None).cells[0])
+    terms = replace(made, config=json.dumps(merge(json.loads(made.config), changes)))
+    reply = refused_by(Attacker(folders).ask(setup_message("agree", Proposal(terms.to_json()))))
+    if len(changes) > 1:
+        assert reply[0] == "policy"
+        assert "epochs" in reply[1]
+    else:
+        assert reply is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": 10**400},
+        {"epochs": -1},
+        {"folds": 10**6},
+        {"methods": ("\x1b[2J",)},
+        {"clients": ("ash", "x" * 10**5)},
+    ],
+)
+def test_a_request_of_numbers_and_names_that_cannot_be_is_not_kept(folders, changes):
+    attacker = Attacker(folders)
+    told = json.dumps(json.loads(attacker.request.to_json()) | changes)
+    assert attacker.reason(setup_message("ask", Ask(told))) == "refused"
+    assert not [*folders["ash"].path.glob("requests/*"), *folders["ash"].path.glob("approvals/*")]
+
+
+def test_requests_that_are_approved_by_themselves_share_their_number_of_experiments(folders):
+    folders["ash"] = edited(folders["ash"], ("experiments = 100000 ", "experiments = 2 "))
+    handlers = {name: handler_of(folder) for name, folder in folders.items()}
+    agreed = 0
+    for rounds in range(3, 8):
+        setting = setting_of(merge(ASKED, {"run.rounds": rounds}), InProcess(handlers))
+        made = setting._agreement(Plan.single(setting.config, None).cells[0])
+        answer = Attacker(folders).ask(setup_message("agree", Proposal(made.to_json())))
+        agreed += refused_by(answer) is None
+    assert agreed == 2
+
+
+def test_a_line_that_was_cut_off_when_the_power_failed_was_not_answered(finished):
+    attacker, messages = finished
+    (path,) = attacker.folders["ash"].experiments.glob("*/asked.jsonl")
+    whole = path.read_text()
+    path.write_text(whole + '["local", 2, "ab')
+    attacker.restart()
+    assert attacker.reason(messages[-1]) is None
+    lines = path.read_text().splitlines()
+    assert lines[: whole.count("\n")] == whole.splitlines()
+    assert all(len(json.loads(line)) == 5 for line in lines)
+
+
+@pytest.mark.parametrize("method", ["federico", "fedem", "circle"])
+def test_whose_models_a_site_uses_leaves_with_its_consent_alone(folders, method):
+    """The weights of its predictor left with its scores, whatever [consent] shown said."""
+    folders["ash"] = edited(folders["ash"], ("shown = true", "shown = false"))
+    types, told = vocabulary(METHODS[method]()), []
+
+    def seen(name, round, answer):
+        if name == "ash" and round >= 0:
+            _, found = decode(answer, types).body
+            told.append(found if "state" in read_head(answer) else found.weights.tolist())
+        return answer
+
+    handlers = {name: handler_of(folder) for name, folder in folders.items()}
+    executed(setting_of(merge(ASKED, {"algorithm.name": method}), InProcess(handlers, seen)))
+    assert all(one in ((), [1.0]) for one in told)
+    assert [1.0] in told
+
+
+def test_a_private_round_is_answered_in_one_form(folders):
+    """Another form would cost an epsilon that nobody counts."""
+    transport = Recorded({name: handler_of(folder) for name, folder in folders.items()})
+    asked = merge(ASKED, {"privacy": {"noise": 1.0}})
+
+    def stop(name, round, answer):
+        if round == 1:
+            raise KeyboardInterrupt
+        return answer
+
+    transport.spoil = stop
+    with pytest.raises(KeyboardInterrupt):
+        executed(setting_of(asked, transport))
+    first, attacker = transport.kept[0][len(b"coterie1") + 64 :], Attacker(folders)
+    assert attacker.reason(first) is None
+    assert attacker.reason(changed(first, metric="f1")) == "wrong_round"
+
+
+def test_an_older_end_that_comes_again_replaces_no_model(finished):
+    attacker, messages = finished
+    last = messages[-1]
+    (model,) = attacker.folders["ash"].experiments.glob(f"*/{MODEL}")
+    model.write_bytes(b"that of a later form")
+    (model.parent / "reply.bin").unlink()
+    assert attacker.reason(last) is None
+    assert model.read_bytes() == b"that of a later form"

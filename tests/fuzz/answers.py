@@ -13,8 +13,8 @@ from torch import Tensor
 
 import sites
 from coterie.core import tree
-from coterie.deploy.protocol import MAGIC, SIGNATURE, Signed, refused_by
-from coterie.engines.codec import LENGTH, Message, decode, encode, vocabulary
+from coterie.deploy.protocol import MAGIC, SIGNATURE, Signed
+from coterie.engines.codec import LENGTH, Message, decode, encode, refused_by, vocabulary
 from coterie.errors import EngineError
 from coterie.runs.config.loading import merge
 from fuzz.harness import Finding

@@ -167,6 +167,13 @@ def advice_words(advice: "Advice", comparison: "Comparison") -> str:
     probe = f"This is a probe of {rounds} rounds and {seeds} {'seeds' if seeds > 1 else 'seed'}"
     if circles := found_circles(comparison):
         probe = f"{_circles(circles, seeds)} {probe}"
+    sites = {one.gain.sites for one in advice.contests if math.isfinite(one.gain.error)}
+    scored = max(row.served for row in comparison.rows)
+    if sites and max(sites) < scored:
+        probe = (
+            f"Means are over the {scored} sites with a score, gains over the {max(sites)} with "
+            f"enough test rows. {probe}"
+        )
     if advice.kind is None:
         return f"{_cannot_tell(advice, comparison)} {probe}."
     mine = [one for one in advice.contests if advice.kind in (one.kind, one.simpler)]
@@ -228,13 +235,12 @@ def _table(advice: "Advice", comparison: "Comparison") -> Table:
     lines = []
     for kind, method in advice.methods.items():
         gain = over_local.get(kind)
-        numbers = (gain.gain, gain.low, gain.high) if gain is not None else ()
-        ends = [words.number(value, comparison.metric, sign=True) for value in numbers]
+        numbers = (gain.gain, gain.low, gain.high) if gain is not None else (math.nan,) * 3
         cells = (
             kind,
             words.label(method),
             words.number(rows[method].mean.mean, comparison.metric),
-            f"{ends[0]} ({ends[1]} to {ends[2]})" if ends else words.NONE,
+            words.gain_cell(*numbers, comparison.metric),
         )
         lines.append(Line(cells, best=kind == advice.kind, local=False, alarm=False))
     return Table(tuple(Heading(head, "") for head in heads), tuple(lines))

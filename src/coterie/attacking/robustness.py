@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,16 @@ from ..api import Options, Source, configure, listeners_of
 from ..core import random
 from ..core.metrics import Floats, gains, higher_is_better, mean_known
 from ..core.shards import Shards
+from ..data.federation import Dataset
 from ..engines.evaluation import outputs
-from ..errors import ConfigError, StoreError, did_you_mean, printable_lines
+from ..errors import (
+    ConfigError,
+    CoterieWarning,
+    DataError,
+    StoreError,
+    did_you_mean,
+    printable_lines,
+)
 from ..runs import collaboration
 from ..runs.assemble import Assembly, assemble
 from ..runs.config.methods import Method
@@ -202,11 +211,29 @@ def attack_config(
     _check(config, attacks, shares)
     inner = assemble(config)
     with contextlib.closing(inner):
+        attacks = _suited(inner.federations[config.seeds[0]].dataset, attacks)
         clients = len(inner.federations[config.seeds[0]].clients)
         done = _Rows(config)
         for plan in cases(config, attacks, shares):
             done.add(_rows(inner, plan, done, listeners))
         return Robustness(tuple(done.rows.values()), inner.config.run.metric, clients)
+
+
+def _suited(data: Dataset, attacks: Sequence[str]) -> Sequence[str]:
+    """The attacks that this data allows; refuses one that was asked for and is not among them."""
+    why: dict[str, str] = {}
+    if data.x.dim() < 4:
+        why |= dict.fromkeys(("A7", "A10"), "a backdoor shows its trigger in images")
+    if data.regression:
+        why["A1"] = "it flips the labels of classes"
+    lacking = {name: why[name] for name in attacks if name in why}
+    if not lacking:
+        return attacks
+    told = "; ".join(f"{name}: {reason}" for name, reason in lacking.items())
+    if set(attacks) != set(ATTACKS):
+        raise DataError(f"--attacks: found {told}; leave {', '.join(lacking)} out")
+    warnings.warn(CoterieWarning(f"left out for this data: {told}"), stacklevel=2)
+    return [name for name in attacks if name not in lacking]
 
 
 class Threat(NamedTuple):

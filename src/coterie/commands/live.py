@@ -157,8 +157,9 @@ class Tally:
         self, rounds: int, *, sites: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.rounds, self.sites, self.clock = rounds, sites, clock
-        self.began = self.at = clock()  # of all runs; of the last report
+        self.at = clock()  # of the last report
         self.done = self.trained = self.sent = 0
+        self.spent = 0.0  # seconds of the rounds that count for the time left
         self.step: Progress | None = None
         self.score: float | None = None
 
@@ -168,16 +169,18 @@ class Tally:
         if step.score is not None or new:
             self.score = step.score
         self.done += step.more
-        self.trained += 1 if step.more == 1 and not step.reused else 0
+        now = self.clock()
+        if step.more == 1 and not step.reused and not new:  # a first round may compile
+            self.trained, self.spent = self.trained + 1, self.spent + now - self.at
         self.sent += step.sent
-        self.step, self.at = step, self.clock()
+        self.step, self.at = step, now
 
     @property
     def left(self) -> float | None:
         """The seconds that are left if all rounds take as long as those so far; None at first."""
         if not self.trained:
             return None
-        spent = (self.at - self.began) / self.trained
+        spent = self.spent / self.trained
         return max(0.0, (self.rounds - self.done) * spent - (self.clock() - self.at))
 
     def words(self) -> list[str]:

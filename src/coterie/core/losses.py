@@ -27,7 +27,7 @@ def losses_of(output: Tensor, y: Tensor, regression: bool, own: Losses | None) -
     if found.shape != (len(y),):
         raise ConfigError(
             f"train.loss: found losses of shape {list(found.shape)} for {len(y)} samples; expected "
-            "one per sample"
+            "one per sample: torch's own losses give them with reduction='none'"
         )
     return found
 

@@ -53,6 +53,11 @@ class Metric:
         inside = self.lowest - ROUNDING <= score <= self.highest + ROUNDING
         return inside and (math.isinf(score) or abs(score) < LARGEST_SCORE)
 
+    def possible_gain(self, gain: float) -> bool:
+        """Whether a difference of two scores that somebody else computed may be one."""
+        widest = self.highest - self.lowest + ROUNDING
+        return abs(gain) <= widest and (math.isinf(gain) or abs(gain) < LARGEST_SCORE)
+
 
 def score(metric: str, outputs: Array, targets: Array) -> float:
     """One client's score: a percent or a plain number, as the metric's row says.
@@ -373,7 +378,8 @@ METRICS = {
 }
 
 
-BESIDE = ("auc", "auprc", "balanced_accuracy")  # shown of an outcome, whatever the metric
+BY_CLASS = "balanced_accuracy"  # the mean of the shares of right answers, one for each class
+BESIDE = ("auc", "auprc", BY_CLASS)  # shown of an outcome, whatever the metric
 RARE = 1 / 3  # share of a class below which accuracy says little: the metric "auto" is then AUC
 
 

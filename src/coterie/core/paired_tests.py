@@ -418,6 +418,7 @@ def site_gain(metric: str, pairs: Sequence[Pair | None]) -> SiteGain:
     return SiteGain(each, client_gain(metric, known) if known else None)
 
 
+MOST_SAMPLES = 10**12  # of one client
 INFINITE = {"inf": math.inf, "-inf": -math.inf}  # JSON has no such number
 
 
@@ -439,7 +440,14 @@ def _from_json(value: Any) -> Gain | None:
     samples = int(numbers.pop("samples"))
     if numbers["variance"] < 0 or not 0 <= numbers["p"] <= 1 or numbers["freedom"] <= 0:
         raise ValueError("found a negative variance, or a p-value that is no probability")
+    low, high = numbers["low"] - 1e-6, numbers["high"] + 1e-6  # roundings
+    if not low <= numbers["gain"] <= high or not 0 <= samples <= MOST_SAMPLES:
+        raise ValueError(
+            "found a gain outside of its interval, or a number of samples that is none"
+        )
     known = None if counts is None else Discordant(*map(_number, counts))
+    if known is not None and not 0 <= min(known) <= max(known) <= MOST_SAMPLES:
+        raise ValueError("found a number of wins, losses or rows that is none")
     return Gain(**numbers, samples=samples, counts=known)
 
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from ..data.partition import Fold
+from ..engines.codec import is_digest
 from ..engines.site import RoundHead
 from ..errors import ConfigError, StoreError, did_you_mean
 from ..storage import files
@@ -22,7 +23,7 @@ from ..storage.files import parsed, strict
 from .documents import PolicyTable
 from .peer_site import PeerStep
 from .site_folder import SiteFolder
-from .terms import Experiment, Request
+from .terms import Agreement, Experiment, Request, most_passes
 
 REQUESTS, APPROVALS, ASKED = "requests", "approvals", "asked.jsonl"
 MOST_REQUESTS = 100  # that wait for the owner
@@ -122,7 +123,7 @@ class Approvals:
     def approved(self, name: str) -> Approval:
         """The approval of a request by its id; refused if it has none, or no longer."""
         path = self._approved(name)
-        if not {*name} <= {*"0123456789abcdef"} or not path.is_file():
+        if not is_digest(name) or not path.is_file():
             raise ForbiddenError("not_approved", f"no request {name[:12]} was approved")
         found = _read(path)
         if found.request.id != name:
@@ -136,22 +137,13 @@ class Approvals:
         agreement, config, request = experiment.agreement, experiment.config, approval.request
         approval.refuse_fold(config.fold(config.run.seed))
         own = agreement.counts[agreement.clients.index(self._folder.name)].train
-        train, found = (
-            config.train,
-            [
-                path
-                for path in self._folder.experiments.glob("*/agreement.json")
-                if path.stat().st_mtime >= datetime.fromisoformat(approval.since).timestamp()
-                and json.loads(path.read_bytes()).get("request") == request.id
-                and path.parent.name != agreement.hash
-            ],
-        )
+        train = config.train
         passes = train.epochs if train.steps is None else train.steps * train.batch / max(own, 1)
         for what, asked, most in (
             ("rounds", config.run.rounds, request.rounds),
-            ("epochs", passes, request.epochs),
+            ("epochs", max(passes, most_passes(experiment.algorithm)), request.epochs),
             ("parameters", size, self._policy.parameters),
-            ("experiments", len(found) + 1, self._policy.experiments),
+            ("experiments", self._others(approval, agreement) + 1, self._policy.experiments),
         ):
             if asked > most:
                 raise _beyond(what, asked, most)
@@ -161,6 +153,25 @@ class Approvals:
                 "not_approved",
                 "the agreement has another method, other sites or other seals than the request",
             )
+
+    def _others(self, approval: Approval, agreement: Agreement) -> int:
+        """The other experiments that were agreed under this approval, or under any automatic one.
+
+        Automatic approvals share one number: else each new request would bring its own.
+        """
+        now = datetime.now(UTC).timestamp()
+        since = datetime.fromisoformat(approval.since).timestamp()
+        requests = {approval.request.id}
+        if not approval.by_hand:
+            since = now - 86400 * self._policy.days
+            paths = (self._folder.path / APPROVALS).glob("[0-9a-f]*.json")
+            requests = {one.request.id for one in map(_read, paths) if not one.by_hand}
+        return sum(
+            path.parent.name != agreement.hash
+            and path.stat().st_mtime >= since
+            and json.loads(path.read_bytes()).get("request") in requests
+            for path in self._folder.experiments.glob("*/agreement.json")
+        )
 
     def _approve(self, request: Request, texts: Texts, *, by_hand: bool) -> Approval:
         now = datetime.now(UTC)
@@ -225,17 +236,25 @@ def _last(asked: Asked) -> bool:
 
 
 class RoundGate:
-    """Which messages of one experiment are answered, and how often; kept in the site's folder."""
+    """Which messages of one experiment are answered, and how often; kept in the site's folder.
 
-    def __init__(self, folder: Path, rounds: int, most_mib: int) -> None:
+    Of a ``private`` training each round is answered in one form: another one would cost an ε that
+    nobody counts.
+    """
+
+    def __init__(self, folder: Path, rounds: int, most_mib: int, *, private: bool = False) -> None:
         self._path, self._rounds, self._most = folder / ASKED, rounds, most_mib * MIB
+        self._private = private
         self._seen: dict[tuple[str, int], set[str]] = {}
         self._newest: dict[str, int] = {}
         self._returns = self._bytes = 0
         self._ended = False
-        if self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
-                self._note(*json.loads(line))
+        text = self._path.read_text(encoding="utf-8") if self._path.exists() else ""
+        whole, _, torn = text.rpartition("\n")  # what was not written to its end was not answered
+        for line in whole.splitlines():
+            self._note(*json.loads(line))
+        if torn:
+            files.write_text(self._path, f"{whole}\n" if whole else "")
 
     def seen(self, asked: Asked, sha: str) -> bool:
         """Whether this message was answered before."""
@@ -257,7 +276,8 @@ class RoundGate:
             raise ForbiddenError("ended", "the experiment has ended at this site")
         if self._bytes > self._most:
             raise _beyond("bytes that left", self._bytes, self._most)
-        if round <= self._newest.get(kind, -1) and self._returns >= self._rounds + RETURNS:
+        most = 0 if self._private and kind == "local" else self._rounds + RETURNS
+        if round <= self._newest.get(kind, -1) and self._returns >= most:
             raise ForbiddenError("wrong_round", f"round {round} comes again in another form")
 
     def note(self, asked: Asked, sha: str, size: int) -> None:

@@ -34,6 +34,7 @@ from ..storage import files
 from ..storage.archives import read_npz
 
 FOLDER, PARTS, MASKED = "division", "parts.npz", "masked.json"
+SUMS, CLASSES = "release", "classes"  # what leaves, as the names of its files begin
 KEY = 16  # bytes of a row's hash
 Bools = npt.NDArray[np.bool_]
 Deal = Callable[[Dataset, Tensor, int], Tensor]  # the places of these new rows, by a seed
@@ -158,17 +159,14 @@ class SiteDivision:
 
     # ---- what has left -----------------------------------------------------------------------
 
-    def release(self, columns: "Columns", rows: int) -> "Release":
+    def release(self, columns: "Columns", rows: int, what: str = SUMS) -> "Release":
         """Which columns' sums may leave, of this or an earlier release; ChangedError if none may.
 
         ``rows`` is the smallest number of rows that a sum is of, and of which must come or go
-        between two sums.
+        between two sums. A release is a set of rows: what is asked about it later is added to it.
         """
-        before = [_Released.read(path) for path in sorted(self._path.glob("release-*.npz"))]
+        before = [_Released.read(path) for path in sorted(self._path.glob(f"{what}-*.npz"))]
         mine = columns.of_all()
-        for one in before:
-            if one.keys == mine and one.ranges == columns.ranges:
-                return Release(one.number, np.isin(columns.names, one.allowed))
         for one in before:
             came, went = len(mine - one.keys), len(one.keys - mine)
             if came + went and max(came, went) < rows:
@@ -177,29 +175,31 @@ class SiteDivision:
                     f"none, or at least {rows}, so that no difference of two sums is about a few "
                     "patients; undo the change, or wait for more rows"
                 )
-        allowed = [
-            name
-            for at, name in enumerate(columns.names)
-            if len(held := columns.of(at)) >= rows
-            and all(one.may_differ(name, held, columns.ranges[name], rows) for one in before)
-        ]
-        made = _Released(len(before), mine, columns.ranges, allowed, columns.kept())
-        self._path.mkdir(mode=0o700, exist_ok=True)
-        made.write(self._path / f"release-{made.number:04d}.npz")
-        return Release(made.number, np.isin(columns.names, allowed))
+        left = {
+            name: (bounds, held)
+            for name, bounds, held in columns.each()
+            if len(held) >= rows and all(one.may_differ(name, bounds, held, rows) for one in before)
+        }
+        same = next((one for one in before if one.keys == mine), None)
+        made = _Released(len(before), mine, left) if same is None else same.with_more(left)
+        if made != same:
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            made.write(self._path / f"{what}-{made.number:04d}.npz")
+        return Release(made.number, np.isin(columns.names, [*left]))
 
-    def mask(self, context: str, clients: Iterable[str], release: int, *, by_hand: bool) -> None:
+    def mask(self, context: str, clients: Iterable[str], sums: str, *, by_hand: bool) -> None:
         """Note that masked sums leave for a set of sites; ChangedError if they would show one's.
 
+        ``sums`` is a keyed hash of them: others under the same masks would show their difference.
         Totals of several sets may be combined to show a single site's sums (of four sites the four
         sets of three do), so another set needs an approval by hand.
         """
         path, now = self._path / MASKED, sorted(clients)
         stored = files.read_json(path) if path.exists() else {}
-        if stored.get(context, {}).get("release", release) != release:
+        if stored.get(context, {}).get("sums", sums) != sums:
             raise ChangedError(
-                "this site's rows have changed since its masked sums left; expected the same rows, "
-                "or a new request, which has new masks"
+                "this site's rows or [ranges] have changed since its masked sums left; expected "
+                "the same, or a new request, which has new masks"
             )
         for before in (one["clients"] for one in stored.values()):
             if before != now and not by_hand:
@@ -208,7 +208,7 @@ class SiteDivision:
                     "coordinator may see single sites'; expected the same set, or an approval by "
                     "hand"
                 )
-        files.write_json(path, stored | {context: {"clients": now, "release": release}})
+        files.write_json(path, stored | {context: {"clients": now, "sums": sums}})
 
 
 class Release(NamedTuple):
@@ -219,7 +219,7 @@ class Release(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The training rows of a site, and in which of them each numeric column has a value."""
+    """Some rows of a site, and in which of them each column has a value."""
 
     names: list[str]
     keys: list[bytes]
@@ -227,39 +227,39 @@ class Columns(NamedTuple):
     ranges: dict[str, list[float]]  # by column; empty where none is declared
 
     def of_all(self) -> set[bytes]:
-        """The training rows."""
+        """All rows."""
         return {*self.keys}
 
-    def of(self, column: int) -> set[bytes]:
-        """The rows in which a column has a value."""
-        return {key for key, known in zip(self.keys, self.known[:, column], strict=True) if known}
-
-    def kept(self) -> dict[str, set[bytes]]:
-        """The rows with a value, by column."""
-        return {name: self.of(at) for at, name in enumerate(self.names)}
+    def each(self) -> Iterator[tuple[str, list[float], set[bytes]]]:
+        """The name of each column, its bounds, and the rows with a value."""
+        for name, has in zip(self.names, self.known.T, strict=True):
+            held = {key for key, known in zip(self.keys, has, strict=True) if known}
+            yield name, self.ranges.get(name, []), held
 
 
 class _Released(NamedTuple):
     number: int
     keys: set[bytes]
-    ranges: dict[str, list[float]]
-    allowed: list[str]
-    rows: dict[str, set[bytes]]  # with a value, by column
+    left: dict[str, tuple[list[float], set[bytes]]]  # bounds, and rows with a value, by column
 
-    def may_differ(self, name: str, held: set[bytes], bounds: list[float], rows: int) -> bool:
+    def may_differ(self, name: str, bounds: list[float], held: set[bytes], rows: int) -> bool:
         """Whether a sum of these rows beside the one that left says nothing about a few rows."""
-        if name not in self.allowed:
+        if name not in self.left:
             return True
-        came, went = len(held - self.rows[name]), len(self.rows[name] - held)
-        if came + went == 0:
-            return self.ranges[name] == bounds  # other bounds would show who is outside of them
-        return max(came, went) >= rows
+        before, had = self.left[name]
+        if held == had:
+            return bounds == before  # other bounds would show who is outside of them
+        return max(len(held - had), len(had - held)) >= rows
+
+    def with_more(self, left: dict[str, tuple[list[float], set[bytes]]]) -> "_Released":
+        """This release with sums of further columns."""
+        return self._replace(left=left | self.left)
 
     def write(self, path: Path) -> None:
-        order = sorted(self.keys)
-        names = [*self.rows]
-        known = np.array([[key in self.rows[name] for name in names] for key in order])
-        told = {"ranges": self.ranges, "allowed": self.allowed, "names": names}
+        order, names = sorted(self.keys), [*self.left]
+        held = [[key in self.left[name][1] for name in names] for key in order]
+        known = np.array(held, bool).reshape(len(order), len(names))
+        told = {"ranges": {name: self.left[name][0] for name in names}, "names": names}
         text = np.frombuffer(json.dumps(told).encode(), np.uint8)
         _save(path, {"keys": _table(order), "known": np.packbits(known, axis=0), "told": text})
 
@@ -269,12 +269,14 @@ class _Released(NamedTuple):
         told = json.loads(found["told"].tobytes())
         keys = [row.tobytes() for row in found["keys"]]
         known = np.unpackbits(found["known"], axis=0)[: len(keys)].astype(bool)
-        rows = {
-            name: {key for key, has in zip(keys, known[:, at], strict=True) if has}
-            for at, name in enumerate(told["names"])
+        left = {
+            name: (
+                told["ranges"][name],
+                {key for key, has in zip(keys, column, strict=True) if has},
+            )
+            for name, column in zip(told["names"], known.T, strict=True)
         }
-        number = int(path.stem.partition("-")[2])
-        return cls(number, {*keys}, told["ranges"], told["allowed"], rows)
+        return cls(int(path.stem.rpartition("-")[2]), {*keys}, left)
 
 
 def _seed(salt: bytes, count: int) -> int:

@@ -204,16 +204,17 @@ class Federated(Setting):
 
     def gains(self, cells: Sequence[Cell]) -> Gains:
         """Each site's own gains by each method; nothing is known of a site that is lost."""
-        names = {cell.name: self._agreement(cell).hash for cell in cells}
+        names, metric = {c.name: self._agreement(c).hash for c in cells}, self.config.run.metric
         methods = dict.fromkeys(label for label, _ in names if label != LOCAL)
         seeds = list(dict.fromkeys(seed for _, seed in names))
         found: dict[str, list[SiteGain]] = {}
         for method in methods:
             pairs = tuple((names[method, seed], names[LOCAL, seed]) for seed in seeds)
-            asked = setup_message("judge", JudgeRequest(self.config.run.metric, pairs))
+            asked = setup_message("judge", JudgeRequest(metric, pairs))
             answers = self.transport.ask(dict.fromkeys(self.clients, asked), SETUP)
             found[method] = [
-                gain_answered(answers.get(name, "lost"), len(seeds)) for name in self.clients
+                gain_answered(answers.get(name, "lost"), len(seeds), metric)
+                for name in self.clients
             ]
         return found
 

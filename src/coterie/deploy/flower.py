@@ -6,6 +6,7 @@ Flower says which nodes there are. Which site is behind a node, and who wrote an
 from the site's signature; so Flower's node keys keep strangers out, but nothing depends on them.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -124,7 +125,9 @@ class GridTransport:
     def _pulled(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """The answers that are there, by the message they answer; empty where a node failed."""
         for reply in self._grid.pull_messages([*keys]):
-            body = b"" if reply.has_error() else reply.content.config_records[RECORD][BODY]
+            body: object = b""
+            with contextlib.suppress(Exception):  # whatever a stranger's app answers
+                body = b"" if reply.has_error() else reply.content.config_records[RECORD][BODY]
             yield reply.metadata.reply_to_message_id, body if isinstance(body, bytes) else b""
 
     # ---- who is there ----------------------------------------------------------------------------

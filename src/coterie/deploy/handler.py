@@ -13,7 +13,8 @@ import json
 import logging
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from .. import __version__
 from ..core.imports import Code
 from ..core.metrics import METRICS
 from ..data.data_schema import Schema
-from ..engines.codec import digest, read_head
+from ..engines.codec import digest, is_digest, read_head, refusal, refused_by
 from ..engines.site import Disclosure, RoundHead, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
 from ..runs import environment
@@ -48,12 +49,9 @@ from .protocol import (
     Proposal,
     arrays_of,
     payload_of,
-    refusal,
-    refused_by,
     setup_message,
     unsigned,
 )
-from .sent_log import write_down
 from .sharing import LARGEST_SHARE, unpacked
 from .site_folder import SiteFolder
 from .terms import Agreement, Experiment, Request, experiment_of
@@ -102,13 +100,12 @@ class SiteHandler:
 
         Sentences about the site's data stay in the site's own log: they may quote a cell.
         """
-        folder, head = self._folder, {}
-        self._told = ()
+        folder = self._folder
+        body = unsigned(data, folder.operator, folder.federation, folder.name)
+        if body is None:  # nothing is told, and nothing logged by which strangers fill a disk
+            return refusal("unsigned", "expected a message signed by the operator")
+        self._told, head = (), dict(read_head(body))
         try:
-            body = unsigned(data, folder.operator, folder.federation, folder.name)
-            if body is None:
-                raise ForbiddenError("unsigned", "expected a message signed by the operator")
-            head = dict(read_head(body))
             reply = self._answered(head, body)
         except ConfigError as error:
             _LOG.warning("refused: %s", printable(str(error)))
@@ -180,18 +177,19 @@ class SiteHandler:
         asked = payload_of(data, DivisionRequest)
         approval, schema = self._asked_schema(asked)
         whole = asked.fold is None  # differences of two folds would be about a few rows
-        told = whole and self._folder.consent.counts
-        facts = self._holdings.facts(schema, asked.scale, asked.fold, classes=told)
+        facts = self._holdings.facts(schema, asked.scale, asked.fold)
         sums = self._holdings.sums(schema, asked.scale, approval) if whole else None
+        told = whole and self._folder.consent.counts
+        classes = self._holdings.classes(schema, asked.scale) if told else ()
         counts = facts.counts
         self._told = (
             f"rows: {counts.train} train, {counts.val} val, {counts.test} test",
             "keyed hashes of the data and its division",
-            *((f"samples of each class: {facts.classes}",) if facts.classes else ()),
+            *((f"samples of each class: {classes}",) if classes else ()),
             *(() if sums is None else (f"sums{' under masks' * sums.masked}", *sums.told)),
         )
         numbers, masked = (None, False) if sums is None else (sums.numbers, sums.masked)
-        report = DivisionReport(counts, *facts.seal, facts.weak, facts.classes, numbers, masked)
+        report = DivisionReport(counts, *facts.seal, facts.weak, classes, numbers, masked)
         return setup_message("divide", report)
 
     def _samples(self, data: bytes) -> bytes:
@@ -237,7 +235,7 @@ class SiteHandler:
             )
         agreement, scale = experiment.agreement, experiment.config.data.scale
         fold = experiment.config.fold(experiment.problem.seed)
-        own = self._holdings.facts(agreement.schema, scale, fold, classes=False).counts
+        own = self._holdings.facts(agreement.schema, scale, fold).counts
         said = agreement.counts[agreement.clients.index(self._folder.name)]
         if own != said:
             raise ForbiddenError(
@@ -308,7 +306,7 @@ class SiteHandler:
 
     def _place(self, experiment: str) -> Path:
         """The folder of an experiment that was agreed to."""
-        if len(experiment) != 64 or not {*experiment} <= {*"0123456789abcdef"}:
+        if not is_digest(experiment):
             raise ForbiddenError("unreadable", "an experiment is known by its sha256")
         folder = self._folder.experiments / experiment
         if not (folder / AGREEMENT).is_file():
@@ -356,7 +354,9 @@ class SiteHandler:
             Disclosure(shown=consent.shown, models=consent.models),
             kept=agreement.kept,
         )
-        gate = RoundGate(place, experiment.config.run.rounds, folder.policy.sent_mib)
+        private = experiment.problem.privacy is not None
+        rounds = experiment.config.run.rounds
+        gate = RoundGate(place, rounds, folder.policy.sent_mib, private=private)
         peer = None
         if agreement.sealed:
             serverless(experiment.algorithm)
@@ -371,13 +371,39 @@ class SiteHandler:
         exactly. So other terms, other data, another division and other code have other noise.
         """
         scale, fold = config.data.scale, config.fold(config.run.seed)
-        seal = self._holdings.facts(agreement.schema, scale, fold, classes=False).seal
+        seal = self._holdings.facts(agreement.schema, scale, fold).seal
         bound = json.dumps([agreement.hash, *seal, self._folder.code]).encode()
         return hmac.digest(self._folder.secret(), bound, "sha256")
 
     def _agreed(self, head: Mapping[str, Any]) -> str:
         """The experiment that the site has just agreed to, if the message was about one."""
         return next(reversed(self._open), "") if head.get("kind") == "agree" else ""
+
+
+def write_down(
+    log: Path, head: Mapping[str, Any], reply: bytes, experiment: str, told: Sequence[str] = ()
+) -> None:
+    """Append a line about the answer to a message; ``experiment`` if the message names none.
+
+    ``told`` names what the answer holds; a refusal holds its reason.
+    """
+    refused = refused_by(reply)
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "kind": _short(head.get("kind"), 40),
+        "experiment": _short(head.get("experiment", experiment), 64),
+        "round": round if isinstance(round := head.get("round"), int) else None,
+        "told": [*told] if refused is None else [f"refused: {refused[0]}"],
+        "bytes": len(reply),
+        "sha256": digest(reply),
+    }
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _short(value: Any, most: int) -> str:
+    """A text of a message; what is no text is not written out, however deep it is."""
+    return value[:most] if isinstance(value, str) else ""
 
 
 def allowed_code(folder: SiteFolder) -> Code:

@@ -19,7 +19,6 @@ from ..core.shards import SPLITS, Shards
 from ..data.arrays import TEST, TRAIN, VALIDATION, Scale
 from ..data.data_schema import Schema
 from ..data.federation import Dataset, Federation, Seal
-from ..data.manifest import class_counts
 from ..data.partition import Fold
 from ..data.simulation import from_each, simulate
 from ..data.site_data import SiteSource, read_with, site_federation, site_source
@@ -30,8 +29,8 @@ from ..errors import ConfigError, DataError
 from ..runs.run import JudgedRows, lack
 from ..storage import files
 from . import keys
-from .approval import Approval
-from .division import Columns, SiteDivision, row_keys
+from .approval import Approval, ForbiddenError
+from .division import CLASSES, Columns, SiteDivision, row_keys
 from .site_folder import SiteFolder
 from .sums import masked, noisy, numeric_rows, sums_of, to_hex
 from .terms import Experiment, SiteCounts
@@ -48,7 +47,6 @@ class SiteFacts(NamedTuple):
     counts: SiteCounts
     seal: Seal
     weak: str | None  # what the site lacks to be judged
-    classes: tuple[int, ...]  # samples of each class; () without the site's consent
 
 
 class SentSums(NamedTuple):
@@ -72,7 +70,10 @@ class Holdings:
 
     @cached_property
     def _source(self) -> SiteSource:
-        return site_source(self._name, self._options, self._prepared)
+        try:
+            return site_source(self._name, self._options, self._prepared)
+        except ConfigError as error:  # of its own options: not for the coordinator
+            raise DataError(str(error)) from error
 
     def _prepared(self, sheet: Sheet) -> Sheet:
         """The cells as the owner lets them be told: columns, bounds, and texts."""
@@ -173,20 +174,29 @@ class Holdings:
 
     # ---- what is told --------------------------------------------------------------------------
 
-    def facts(
-        self, schema: Schema, scale: Scale, fold: Fold | None = None, *, classes: bool
-    ) -> SiteFacts:
-        """Counts and keyed hashes of the site's data; samples per class only with ``classes``."""
+    def facts(self, schema: Schema, scale: Scale, fold: Fold | None = None) -> SiteFacts:
+        """Counts and keyed hashes of the site's data."""
         held = self.federation(schema, scale, fold=fold)
         (train,), (val,), (test,) = held.train, held.val, held.test
-        shares: tuple[int, ...] = ()
-        if classes and not held.dataset.regression:
-            found = class_counts(held, held.train, held.val)[0].tolist()
-            shares = told_counts(found, self._folder.statistics.rows)
         secret = self._folder.secret()
         seal = Seal(*(hmac.digest(secret, one.encode(), "sha256").hex() for one in held.seals[0]))
         counts = SiteCounts(len(train), len(val), len(test))
-        return SiteFacts(counts, seal, lack(held, 0), shares)
+        return SiteFacts(counts, seal, lack(held, 0))
+
+    def classes(self, schema: Schema, scale: Scale) -> tuple[int, ...]:
+        """The samples of each class that are no test samples, as far as they may leave.
+
+        They are sums as others are: of enough rows, and of the same ones or of enough others.
+        """
+        if schema.regression:
+            return ()
+        held, least = self.federation(schema, scale), self._folder.statistics.rows
+        rows = torch.cat([held.train[0], held.val[0]])
+        y, names = held.dataset.y[rows], [f"class {name}" for name in schema.target.classes]
+        known = (y[:, None] == torch.arange(len(names))).numpy()
+        of = Columns(names, [self.keys[at] for at in rows.tolist()], known, {})
+        may = self.division.release(of, least, CLASSES).allowed
+        return told_counts(known.sum(0).tolist(), may.tolist())
 
     def sums(self, schema: Schema, scale: Scale, asked: Approval) -> SentSums | None:
         """The site's part of the means and deviations; None if nothing is standardised."""
@@ -194,6 +204,12 @@ class Holdings:
         data, train, rule = held.dataset, held.train[0], self._folder.statistics
         if data.numeric is None:
             return None
+        if schema.regression and self.schema.target.classes and not self._folder.consent.counts:
+            raise ForbiddenError(
+                "refused",
+                "the sum of the target would tell how many rows each of its classes has; name "
+                "data.task = 'regression' in [data] of site.toml, or consent to [consent] counts",
+            )
         names = _names(schema, data.numeric)
         rows = numeric_rows(data.x, data.y, data.numeric, schema.regression)[train]
         bounds = {name: [*self._folder.ranges.get(name, ())] for name in names}
@@ -206,16 +222,17 @@ class Holdings:
             )
         numbers = found.numbers
         if rule.masked:
-            clients, context = asked.request.clients, asked.request.id
+            clients, secret = asked.request.clients, self._folder.secret()
             shared = self.shared_secrets(clients)
             if len(shared) < 2:
                 raise DataError(
                     f"site.toml: [statistics] masked needs two other sites; found {len(shared)}"
                 )
-            self.division.mask(context, clients, release.number, by_hand=asked.by_hand)
             # other columns, or another order, have masks of their own: equal ones would cancel
-            every = json.dumps([context, names]).encode()
-            numbers = tuple(masked(found, self._folder.name, shared, every))
+            context = json.dumps([asked.request.id, names])
+            plain = hmac.digest(secret, repr(numbers).encode(), "sha256").hex()
+            self.division.mask(context, clients, plain, by_hand=asked.by_hand)
+            numbers = tuple(masked(found, self._folder.name, shared, context.encode()))
         told = [f"{n}: {k} values" for n, k in zip(names, found.known, strict=True) if k]
         left_out = [n for n, k in zip(names, found.known, strict=True) if not k]
         if left_out:
@@ -329,17 +346,17 @@ class Holdings:
         return self._read[1]
 
 
-def told_counts(counts: Sequence[int], least: int) -> tuple[int, ...]:
-    """The samples of each class as they may leave: none of a class with fewer than ``least``.
+def told_counts(counts: Sequence[int], may: Sequence[bool]) -> tuple[int, ...]:
+    """The samples of each class as they leave: 0 of a class that may not.
 
     The number of all samples leaves too, so that a single hidden class takes the smallest other
     one with it.
     """
-    few = {at for at, n in enumerate(counts) if 0 < n < least}
-    if len(few) == 1:
-        others = [at for at, n in enumerate(counts) if n >= least]
-        few |= {min(others, key=counts.__getitem__)} if others else set()
-    return tuple(0 if at in few else n for at, n in enumerate(counts))
+    hidden = {at for at, n in enumerate(counts) if n and not may[at]}
+    if len(hidden) == 1:
+        others = [at for at, n in enumerate(counts) if n and may[at]]
+        hidden |= {min(others, key=counts.__getitem__)} if others else set()
+    return tuple(0 if at in hidden else n for at, n in enumerate(counts))
 
 
 def _names(schema: Schema, numeric: Tensor) -> list[str]:

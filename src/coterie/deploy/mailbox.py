@@ -215,11 +215,12 @@ class Limits(NamedTuple):
     """What one site may cost the coordinator; times are in seconds."""
 
     message: int  # bytes of a message or an answer
-    silence: float = 30.0  # without a sign of life, after which a site is offline
+    # without a sign of life, after which a site is offline: on a busy machine it starts within 40
+    silence: float = 90.0
     poll: float = 15.0  # the longest wait of one poll
     patience: float = 30.0  # with a connection without a request, a slow body, a slow reader
     rate: float = 16 * 1024.0  # bytes per second by which a body is allowed more time
-    requests: int = 4  # that one site has open at once; each may hold one message in memory
+    requests: int = 4  # that one site has open at once; one of them may bring an answer
     connections: int = 16  # that one site has open at once
     strangers: int = 128  # connections that have not shown an admitted certificate
 
@@ -282,6 +283,7 @@ class SiteRoutes:
 
     def __init__(self, mailbox: Mailbox, limits: Limits) -> None:
         self._mailbox, self._limits = mailbox, limits
+        self._arriving: dict[str, asyncio.Event] = {}  # by site that is sending an answer
 
     def app(self) -> types.ASGIApp:
         """The paths on the TLS port; others get 404, other methods 405."""
@@ -308,12 +310,19 @@ class SiteRoutes:
         site, key = request.state.site, request.path_params["key"]
         if not self._mailbox.expects(site, key):
             raise _refusal(410, "no message of this id waits for an answer")
+        if (older := self._arriving.pop(site, None)) is not None:
+            older.set()  # one answer of a site is in memory, not as many as it has requests
+        self._arriving[site] = newer = asyncio.Event()
+        read = _body(request, self._limits, self._limits.message)
         try:
-            body = await _body(request, self._limits, self._limits.message)
+            body = await _unless(newer.wait(), read, _refusal(409, "a newer answer has begun"))
         except HTTPException as error:
             if error.status_code == 413:
                 self._mailbox.answer(site, key, "unreadable")
             raise
+        finally:
+            if self._arriving.get(site) is newer:
+                del self._arriving[site]
         self._mailbox.answer(site, key, body)
         return Response(status_code=204)
 
@@ -413,13 +422,20 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> 
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    task, gone = asyncio.create_task(work), asyncio.create_task(hung_up())
+    return await _unless(hung_up(), work, _refusal(400, "the connection was closed"))
+
+
+async def _unless(
+    ends: Coroutine[Any, Any, Any], work: Coroutine[Any, Any, _Result], refusal: HTTPException
+) -> _Result:
+    """The result of the work; if the other coroutine ends first it is cancelled and refused."""
+    task, ending = asyncio.create_task(work), asyncio.create_task(ends)
     try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, ending], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise _refusal(400, "the connection was closed")
+            raise refusal
         return task.result()
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        ending.cancel()
+        await asyncio.gather(task, ending, return_exceptions=True)

@@ -21,8 +21,8 @@ from ..algorithms.federico import Reply, Tracked
 from ..core.algorithm import Mixture, Round, round_of
 from ..core.messages import REASONS, Rejection
 from ..core.tree import Tree
-from ..engines.codec import Message, decode, encode, vocabulary
-from ..engines.site import Site, refused
+from ..engines.codec import Message, decode, encode, refusal, vocabulary
+from ..engines.site import Site
 from ..errors import EngineError, StoreError
 from ..storage.files import strict
 from ..training.guard import Guard
@@ -106,10 +106,10 @@ class PeerSite:
         if asked.step == "want":
             stored = self._site.states.read(asked.base)
             if stored is None:
-                return refused("stale_state")
+                return refusal("stale_state")
             self._work = _Work(key, Mine(*decode(stored, self._types).body))
         if self._work is None or self._work.key != key:
-            return refused("stale_state")  # the site was started anew: the round begins again
+            return refusal("stale_state")  # the site was started anew: the round begins again
         try:
             return steps[asked.step](asked, arrived)
         except _MissingError as error:
@@ -154,7 +154,7 @@ class PeerSite:
     def _close(self, asked: PeerStep, arrived: Mapping[str, bytes]) -> bytes:
         work, part, round = self._now, self._part, self._round(asked)
         if work.trained is None:
-            return refused("stale_state")
+            return refusal("stale_state")
         bodies = self._opened(asked, "train", {name: arrived[name] for name in work.users})
         changes: dict[int, Change] = {}
         for name, data in bodies.items():
@@ -179,7 +179,8 @@ class PeerSite:
         score = float(found.evaluation[0][0])
         served = bool((predictor.weights != 0).any())
         said = part.answered(predictor, rounds, metric)
-        self._site.keep(predictor, said, score if served else math.nan)
+        if self._base is not None:  # else it was kept when the message came first
+            self._site.keep(predictor, said, score if served else math.nan)
         _LOG.info("%s: %.4g on this site's own test samples", metric, score)
         return encode(Message({"state": asked.base}))
 

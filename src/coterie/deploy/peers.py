@@ -16,7 +16,8 @@ twice is left out, as if it had not been drawn, while more than half of the roun
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,9 +25,9 @@ import torch
 from torch import Tensor
 
 from ..core.messages import REASONS
-from ..engines.codec import Message, decode, encode
-from ..engines.remote import Transport
-from ..errors import ConfigError
+from ..engines.codec import Message, decode, encode, refused_by
+from ..engines.remote import PASSING, Transport
+from ..errors import ConfigError, EngineError
 from ..runs.config.schema import Config, GuardTable
 from ..runs.plan import Plan
 from ..storage import files
@@ -35,7 +36,6 @@ from ..training.rounds import participants
 from .federated import Federated, federation_of
 from .peer_part import serverless
 from .peer_site import PeerStep
-from .protocol import refused_by
 
 PROGRESS = "peers.json"  # in the folder of a run
 TRIES = 2  # attempts with the same sites before those that failed are left out
@@ -114,6 +114,11 @@ class _Run:
             failed, states = self._attempt(round, steps, names, now.states)
             if not failed:
                 return names, states
+            if len(failed) == len(names) and not {*failed.values()} & {*PASSING, "stale_state"}:
+                raise EngineError(
+                    f"round {round}: every site refuses ({', '.join(sorted({*failed.values()}))}), "
+                    "so that waiting would change nothing; look at the sites' logs"
+                )
             self._note(f"round {round}: {'; '.join(f'{n}: {why}' for n, why in failed.items())}")
             tries += 1
             left = tuple(name for name in names if name not in failed)
@@ -141,8 +146,7 @@ class _Run:
             read = {name: _read(answers.get(name, "lost"), names, name) for name in names}
             failed = {name: why for name, why in read.items() if isinstance(why, str)}
             told = {name: one for name, one in read.items() if not isinstance(one, str)}
-            for name, (_, _, missing) in told.items():
-                failed |= dict.fromkeys(missing, f"'{name}' cannot open what it sealed")
+            failed |= _at_fault({name: one[2] for name, one in told.items()}, len(names) - 1)
             if failed:
                 return failed, {}
             sealed = {to: {name: told[name][0][to] for name in names if name != to} for to in names}
@@ -162,6 +166,22 @@ class _Run:
         asked = PeerStep("peer", step, self._experiment, round, rounds, names, base)
         body = tuple(sealed.get(name, none) for name in names if name != to)
         return encode(Message(asdict(asked), body))
+
+
+def _at_fault(missing: Mapping[str, Sequence[str]], others: int) -> dict[str, str]:
+    """Whose fault it is that a site cannot open what others sealed, and why.
+
+    A site that more than half of the others accuse; else the one that accuses, so that one site
+    cannot have all others left out.
+    """
+    accused = Counter(sender for senders in missing.values() for sender in senders)
+    guilty = {sender for sender, count in accused.items() if 2 * count > others}
+    found = dict.fromkeys(guilty, "what it sealed cannot be opened")
+    return found | {
+        name: f"cannot open what {', '.join(senders)} sealed"
+        for name, senders in missing.items()
+        if {*senders} - guilty
+    }
 
 
 def _read(

@@ -22,22 +22,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..core.messages import REASONS
+from ..core.metrics import METRICS
 from ..core.paired_tests import SiteGain
 from ..data.arrays import Scale
 from ..data.data_schema import Schema
 from ..data.partition import Fold
-from ..engines.codec import Message, decode, encode, read_head
+from ..engines.codec import Message, decode, encode, refused_by
 from ..engines.remote import SETUP, SiteState, Transport
 from ..errors import EngineError
 from ..storage.files import MOST_BYTES, parsed, strict
 from . import keys
-from .terms import Count, Sha256, SiteCounts
+from .documents import Sha256
+from .terms import Count, Plain, SiteCounts
 
-MOST_WHY = 500  # characters of the sentence with which a site refuses
 MAGIC, SIGNATURE = b"coterie1", 64  # how a signed message begins; bytes of a signature
 Payload = TypeVar("Payload")
-Plain = Annotated[str, Field(pattern=r"^[ -~]{1,100}$")]  # what may be shown and stored
 Number = Annotated[str, Field(pattern=r"^[0-9a-f]{1,176}$")]
 
 
@@ -181,20 +180,6 @@ def _text(data: bytes) -> str:
         raise EngineError(f"a message is no text ({error})") from error
 
 
-def refusal(reason: str, why: str = "") -> bytes:
-    """A site's answer that it does not do what it was asked, with a sentence for the operator."""
-    return encode(Message({"refused": reason, "why": why[:MOST_WHY]}))
-
-
-def refused_by(data: bytes) -> tuple[str, str] | None:
-    """The reason and the sentence of a refusal; None if the answer is none."""
-    head: Mapping[str, Any] = read_head(data)
-    if "refused" not in head:
-        return None
-    reason, why = str(head["refused"]), str(head.get("why", ""))
-    return reason if reason in REASONS else "refused", why[:MOST_WHY]
-
-
 # ---- signed --------------------------------------------------------------------------------------
 
 
@@ -278,8 +263,8 @@ def ask_all(
     return found
 
 
-def gain_answered(answer: bytes | str, seeds: int) -> SiteGain:
-    """A site's gain; one that says nothing if the site is lost or its answer cannot be read."""
+def gain_answered(answer: bytes | str, seeds: int, metric: str) -> SiteGain:
+    """A site's gain; one that says nothing if the site is lost or its answer cannot be one."""
     nothing = SiteGain((None,) * seeds, None)
     try:
         if isinstance(answer, str) or refused_by(answer) is not None:
@@ -287,4 +272,6 @@ def gain_answered(answer: bytes | str, seeds: int) -> SiteGain:
         found = SiteGain.from_json(json.loads(_text(answer)))
     except Exception:  # whatever a stranger's answer brings about
         return nothing
-    return found if len(found.each) == seeds else nothing
+    gains = [one.gain for one in (*found.each, found.together) if one is not None]
+    fits = len(found.each) == seeds and all(map(METRICS[metric].possible_gain, gains))
+    return found if fits else nothing

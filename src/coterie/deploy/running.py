@@ -1,5 +1,6 @@
 """What a site does: answers the coordinator, shows its data, withdraws."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -8,9 +9,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ..data.manifest import class_counts
 from ..engines.site import ANSWERS, REPLY, STATES
 from ..errors import ConfigError, CoterieError
-from ..storage import files
+from ..storage import files, lock
 from . import site_socket
 from .handler import AGREEMENT, WITHDRAWN, SiteHandler
 from .holdings import Holdings
@@ -53,13 +55,15 @@ def site_facts(folder: SiteFolder, holdings: Holdings) -> list[tuple[str, str]]:
         ("missing cells", ", ".join(gaps) or "none"),
     ]
     try:
-        found = holdings.facts(schema, "auto", classes=True)
+        found = holdings.facts(schema, "auto")
     except CoterieError as error:  # what one site alone lacks, others may have
         return [*facts, ("note", f"alone it could not be trained: {error}")]
     counts = found.counts
     facts.append(("samples", f"{counts.train} train, {counts.val} validation, {counts.test} test"))
-    if found.classes:
-        pairs = zip(schema.target.classes, found.classes, strict=True)
+    if schema.target.classes:
+        held = holdings.federation(schema, "auto")
+        of_each = class_counts(held, held.train, held.val, held.test)[0].tolist()
+        pairs = zip(schema.target.classes, of_each, strict=True)
         facts.append(("classes", ", ".join(f"{name}: {count}" for name, count in pairs)))
     if found.weak is not None:
         facts.append(("warning", f"{found.weak}: this site's own answer may be 'cannot tell'"))
@@ -81,11 +85,13 @@ def run_site(
             f"{folder.path}: this site has withdrawn from the federation; make a new folder with "
             "'coterie site init' to join again"
         )
-    handler = _Watched(SiteHandler(folder, holdings), folder.limits.seconds)
     with (
+        lock.held(folder.path),
         stopping(json_lines=json_lines) as stop,
-        monitored(monitor, stop, handler.measures),
+        contextlib.ExitStack() as scope,
     ):
+        handler = _Watched(SiteHandler(folder, holdings), folder.limits.seconds)
+        scope.enter_context(monitored(monitor, stop, handler.measures))
         if socket is not None:
             site_socket.serve(folder, socket, handler, stop)
             return

@@ -82,26 +82,12 @@ class SiteFolder:
     def open(cls, path: Path) -> "SiteFolder":
         """Open a folder that :meth:`create` made; relative paths of data start at the folder."""
         read = read_document(opened(path, "site.toml", "coterie site init"), SiteDocument)
-        said, data = read.site, read.data
-        if data.name is not None and (file := path / files.expanded(data.name)).exists():
-            data = data.model_copy(update={"name": str(file)})
-        return cls(
-            path=path,
-            name=said.name,
-            federation=said.federation,
-            address=said.address,
-            transport=said.transport,
-            operator=said.operator,
-            data=data,
-            policy=read.policy,
-            statistics=read.statistics,
-            levels=read.levels,
-            ranges=read.ranges,
-            partners=read.partners,
-            consent=read.consent,
-            limits=read.limits,
-            code=read.code,
-        )
+        said = {**dict(read.site), **dict(read), "path": path}
+        del said["site"]
+        name = read.data.name
+        if name is not None and (file := path / files.expanded(name)).exists():
+            said["data"] = read.data.model_copy(update={"name": str(file)})
+        return cls(**said)
 
     @property
     def coordinator(self) -> Path:

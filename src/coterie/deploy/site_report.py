@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import CoterieError, printable
 from ..storage import files
@@ -11,6 +11,7 @@ from . import keys
 from .admission import spoken
 from .site_folder import SiteFolder
 from .small_files import read_plain
+from .terms import Agreement
 
 MOST_AGREEMENT = 16 * 1024 * 1024  # bytes: a schema may list many categories
 MOST_LINE = 64 * 1024  # bytes of one line of the log
@@ -73,25 +74,15 @@ def agreements(experiments: Path) -> Iterator[str]:
         if path.exists():
             try:
                 yield f"{folder.name[:12]}: {_agreement(path)}"
-            except (CoterieError, ValueError) as error:
+            except (CoterieError, ValueError, KeyError, TypeError) as error:
                 yield f"{folder.name[:12]}: cannot be read ({str(error)[:MOST_SHOWN]})"
 
 
 def _agreement(path: Path) -> str:
-    said = files.from_json(read_plain(path, MOST_AGREEMENT).decode("utf-8"))
-    if not isinstance(said, dict):
-        raise ValueError("it holds no fields")
-    config = files.from_json(str(said.get("config", "{}")))
-    method = _table(config, "algorithm").get("name", "a method")
-    rounds = _table(config, "run").get("rounds", "?")
-    clients = said.get("clients")
-    names = map(str, clients if isinstance(clients, list) else ())
-    return f"{method}, {rounds} rounds, with {', '.join(names)}"[:MOST_SHOWN]
-
-
-def _table(said: Any, name: str) -> dict[str, Any]:
-    found = said.get(name) if isinstance(said, dict) else None
-    return found if isinstance(found, dict) else {}
+    said = Agreement.from_json(read_plain(path, MOST_AGREEMENT).decode("utf-8"))
+    config = json.loads(said.config)
+    method, rounds = config["algorithm"]["name"], config["run"]["rounds"]
+    return f"{method}, {rounds} rounds, with {', '.join(said.clients)}"[:MOST_SHOWN]
 
 
 def _left_lines(site: SiteFolder) -> Iterator[str]:

@@ -124,8 +124,9 @@ def total_of(sent: Iterable[tuple[str, ...]], columns: int, rows: int) -> ExactS
         total = [(a + int(b, 16)) % MODULUS for a, b in zip(total, numbers, strict=True)]
     signed = [number - MODULUS if 2 * number > MODULUS else number for number in total]
     found = ExactSums(*(tuple(signed[at * columns : (at + 1) * columns]) for at in range(3)))
-    for known, value in zip(found.known, found.total, strict=True):
-        if not 0 <= known <= rows or abs(value) >> FINEST > known << 128:
+    for known, value, square in zip(*found, strict=True):
+        finite = abs(value) >> FINEST <= known << 128 >= abs(square) >> (2 * FINEST + 128)
+        if not 0 <= known <= rows or not finite:
             raise EngineError(
                 f"the sites' sums are of {known} values; expected 0 to {rows} and finite numbers; "
                 "a site sent what it did not count, or another set of sites has masked its sums"

@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import nn
 
 from ..core.algorithm import AnyAlgorithm, check_run
+from ..core.fields import Checked
 from ..core.imports import Code
 from ..core.policies import governed
 from ..core.problem import Counts, Problem, SharedPool
@@ -37,8 +38,9 @@ SHARED_DATA = ("scale",)  # fields of [data] that all sites have to share
 
 
 Count = Annotated[int, Field(ge=0, le=10**12)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Sites = Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)]
+Plain = Annotated[str, Field(pattern=r"^[ -~]{1,100}$")]  # what may be shown and stored
+Sites = Annotated[tuple[Plain, ...], Field(min_length=1, max_length=10_000)]
+Many = Annotated[int, Field(ge=1, le=10**9)]
 
 
 @strict
@@ -57,9 +59,11 @@ class Request:
     federation: str
     clients: Sites
     methods: Sites
-    rounds: int  # of one experiment
-    epochs: int  # of one round, by the method that trains most
-    folds: int | None = None  # in which every row tests once and trains in the others
+    rounds: Many  # of one experiment
+    epochs: Many  # of one round, by the method that trains most
+    folds: Annotated[int, Field(ge=2, le=1000)] | None = (
+        None  # in which every row tests once and trains in the others
+    )
     sealed: bool = False  # whether sites seal models for each other, see coterie.deploy.peers
 
     def to_json(self) -> str:
@@ -83,16 +87,29 @@ def request_of(
     """The request for all runs of a config."""
     methods = config.methods() if config.run.methods else ()
     named = {method.name: method for method in (config.method(), *methods)}
-    trained = [config.single(method, config.run.seed).train for method in named.values()]
+    asked = [config.single(method, config.run.seed) for method in named.values()]
     return Request(
         federation,
         clients,
         tuple(sorted({*named} | (set() if sealed else {LOCAL}))),
         config.run.rounds,
-        max(train.epochs for train in trained),
+        max(max(one.train.epochs, most_passes(one.method().build())) for one in asked),
         config.run.folds,
         sealed,
     )
+
+
+def most_passes(method: Checked) -> int:
+    """The passes over a client's data that a method's own fields ask for, and those within it.
+
+    A step counts as a pass: it is at most one.
+    """
+    own = [
+        value
+        for name, value in vars(method).items()
+        if name.endswith(("epochs", "passes", "steps")) and isinstance(value, int)
+    ]
+    return max([0, *own, *map(most_passes, method.within)])
 
 
 @strict
@@ -101,7 +118,7 @@ class Agreement:
 
     request: str  # the id of the request that it is a part of
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    config: str  # the tables of one run, as JSON
+    config: Annotated[str, Field(max_length=2**16)]  # the tables of one run, as JSON
     clients: Sites
     counts: tuple[SiteCounts, ...]  # one entry per client
     schema: Schema

@@ -6,7 +6,7 @@ change nothing, and what they find may be right as it is.
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,11 +111,9 @@ def rows_of(federation: Federation) -> list[npt.NDArray[np.int64]]:
 
 
 def _balance(classes: dict[str, float]) -> str:
-    if not classes:
-        return "—"
     often = sorted(classes.items(), key=lambda pair: -pair[1])
     said = [f"{name} {100 * share:.0f} %" for name, share in often[:FEW]]
-    return ", ".join([*said, *[f"{len(often) - FEW} more"] * (len(often) > FEW)])
+    return ", ".join([*said, *[f"{len(often) - FEW} more"] * (len(often) > FEW)]) or "—"
 
 
 def parts(federation: Federation) -> list[SitePart]:
@@ -127,8 +125,8 @@ def parts(federation: Federation) -> list[SitePart]:
         test, y = federation.own_test[i], data.y[rows]
         sizes = len(federation.train[i]), len(federation.own_val[i]), len(test)
         units = sizes[2] if data.units is None else len(data.units[test].unique())
-        shares = {name: float((y == c).sum()) / max(1, y.numel()) for c, name in enumerate(names)}
-        shares = {name: share for name, share in shares.items() if share}
+        count = {name: int((y == c).sum()) for c, name in enumerate(names)}
+        shares = {name: n / y.numel() for name, n in count.items() if n}
         missing = None if empty is None or not len(rows) else float(empty[rows].mean())
         own = _commonest(data, federation.train[i].numpy(), test.numpy())
         found.append(SitePart(federation.clients[i], *sizes, units, missing, shares, own))
@@ -139,8 +137,7 @@ def _commonest(data: Dataset, train: Array, test: Array) -> float | None:
     """The accuracy of always answering the commonest class of the training data."""
     if not data.classes or not len(train) or not len(test):
         return None
-    y = data.y.numpy()
-    asked, answer = y[test].ravel(), np.bincount(y[train].ravel()).argmax()
+    asked, answer = data.y[test].numpy().ravel(), data.y[train].flatten().bincount().argmax()
     return score("accuracy", np.full(len(asked), answer), asked)
 
 
@@ -299,8 +296,7 @@ def duplicates(federation: Federation) -> Duplicates:
     for i, splits in enumerate(parts):
         found = [set(_prints(federation, i, split)) for split in splits]
         often = Counter(sample for split in found for sample in split)
-        twice = sum(count > 1 for count in often.values())
-        if twice:
+        if twice := sum(count > 1 for count in often.values()):
             inside[federation.clients[i]] = twice
         own = found[:2] if federation.common_test else found  # the common test set is nobody's
         for sample in set().union(*own):
@@ -375,9 +371,9 @@ def _scale(x: Floats) -> tuple[Floats, Floats]:
 # ---- warnings: one sentence each, with clients and columns ---------------------------------------
 
 
-def some(names: Sequence[str]) -> str:
+def some(names: Sequence[str], most: int = MANY) -> str:
     """The first names, separated by commas."""
-    return ", ".join(names[:MANY]) + (" …" if len(names) > MANY else "")
+    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
 
 
 def _capped(said: list[str], what: str) -> list[str]:
@@ -422,13 +418,21 @@ def _spellings(federation: Federation) -> list[str]:
             for pair in pairs
         ),
         *(
-            f"column '{odd.column}': no other client uses the categories of '{odd.client}' "
-            f"({some(odd.own)}); the others use {some(odd.others)}; check that they mean the "
-            "same by it"
-            for odd in codings(federation)
-            if odd.column not in told
+            _coded(column, list(odd))
+            for column, odd in groupby(codings(federation), lambda one: one.column)
+            if column not in told
         ),
     ]
+
+
+def _coded(column: str, odd: list[Coding]) -> str:
+    """One warning for a column, of however many clients have categories of their own."""
+    own = [f"'{one.client}' ({some(one.own, MANY if len(odd) == 1 else 2)})" for one in odd]
+    others = f"; the others use {some(odd[0].others)}" if len(odd) == 1 else ""
+    return (
+        f"column '{column}': no other client uses the categories of {some(own)}{others}; check "
+        "that they mean the same by it, or write what is the same one way"
+    )
 
 
 def score_warnings(sites: Sequence[SiteRow], metric: str) -> list[str]:
@@ -454,8 +458,8 @@ def score_warnings(sites: Sequence[SiteRow], metric: str) -> list[str]:
     if coarse and METRICS[metric].targets == "classes":
         found.append(
             f"{len(coarse)} of {len(sites)} clients have test data that shows only large gains of "
-            f"their own: {some(coarse)}; the mean over clients may still tell, and --folds 5 tests "
-            "all of their samples"
+            f"their own (test samples or units: the smallest gain): {some(coarse)}; the mean over "
+            "clients may still tell, and --folds 5 tests all of their samples"
         )
     return found
 
@@ -464,18 +468,16 @@ def repeated_warnings(federation: Federation, repeated: Duplicates) -> list[str]
     """Warnings about samples and units that occur twice and would make scores too good."""
     found = []
     if repeated.across_splits:
-        number, who = sum(repeated.across_splits.values()), list(repeated.across_splits)
         found.append(
-            f"{number} samples are in more than one of train, validation and test data of a "
-            f"client: {some(who)}"
+            f"{sum(repeated.across_splits.values())} samples are in more than one of train, "
+            f"validation and test data of a client: {some(list(repeated.across_splits))}"
         )
     if repeated.across_clients:
         found.append(
             f"{repeated.across_clients} samples are held by more than one client: "
             f"{some(list(repeated.holders))}"
         )
-    units = shared_units(federation)
-    if units:
+    if units := shared_units(federation):
         found.append(
             f"{len(units)} units are named at more than one client and taken for different ones "
             f"there: {some(units)}; if they are the same, one client may train on what tests "

@@ -7,6 +7,7 @@ EngineError. Of a Bank only the filled slots are sent.
 
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from ..core import optim, policies
 from ..core import tree as core_tree
 from ..core.algorithm import AnyAlgorithm, Mixture
 from ..core.fields import Checked
+from ..core.messages import REASONS
 from ..core.tree import Bank, Tree
 from ..errors import EngineError
 
@@ -27,6 +29,7 @@ LENGTH = 8  # bytes that store the header's length
 MOST_HEADER = 1 << 20
 PLAIN = "()"
 DEEPEST = 20
+MOST_WHY = 500  # characters of the sentence with which a site refuses
 MOST_SAID = 300  # characters of the reason why a message cannot be read
 
 
@@ -95,6 +98,20 @@ def _no_number(name: str) -> float:
     raise ValueError(f"its header holds {name}, which is no number")
 
 
+def refusal(reason: str, why: str = "") -> bytes:
+    """A site's answer that it does not do what it was asked, with a sentence for the operator."""
+    return encode(Message({"refused": reason, "why": why[:MOST_WHY]}))
+
+
+def refused_by(data: bytes) -> tuple[str, str] | None:
+    """The reason and the sentence of a refusal; None if the answer is none."""
+    head: Mapping[str, Any] = read_head(data)
+    if "refused" not in head:
+        return None
+    reason, why = str(head["refused"]), str(head.get("why", ""))
+    return reason if reason in REASONS else "refused", why[:MOST_WHY]
+
+
 def read_head(data: bytes) -> Mapping[str, Any]:
     """The head of a message, without building its body; {} if the bytes are no message."""
     try:
@@ -107,6 +124,11 @@ def read_head(data: bytes) -> Mapping[str, Any]:
 def digest(data: bytes) -> str:
     """The sha256 of some bytes."""
     return hashlib.sha256(data).hexdigest()
+
+
+def is_digest(text: object) -> bool:
+    """Whether this can be a sha256; what cannot is no part of a file's name."""
+    return isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 def _name(kind: type[Any]) -> str:
@@ -147,5 +169,5 @@ def _bank(models: Tensor, slot: Tensor, owner: Tensor) -> Bank:
     filled = slot >= 0
     if int(filled.sum()) != len(models):
         raise ValueError("a bank has other models than its slots name")
-    models = models if len(models) else models.new_zeros(1, models.shape[1])
+    models = models if len(models) else models.new_zeros(1, 1).expand(1, models.shape[1])
     return Bank(models, torch.where(filled, filled.cumsum(-1) - 1, -1), owner)

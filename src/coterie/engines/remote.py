@@ -108,7 +108,7 @@ class RemoteEngine:
         self._offered: dict[int, tuple[str, Tree]] = {}  # new state's sha256 and shown, by client
         self._rejected: dict[int, str] = {}  # why a client's last answer was none, by client
         self._accepted: int | None = None  # answers that were aggregated; None before any round
-        self._width = 0  # numbers of a model
+        self._width, self._dtype = 0, torch.float32  # of a model
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class RemoteEngine:
     ) -> Enrolment:
         """Start with the sites' first states, or continue with the states of a snapshot."""
         self._clients, self._types = problem.clients, vocabulary(algorithm)
-        self._width = problem.model.whole
+        self._width, self._dtype = problem.model.whole, problem.dtype
         if not isinstance(states, HeldStates):
             first = algorithm.init(problem)[1] if states is None else states
             states = held_states(self._starts, first_states(algorithm, first, problem))
@@ -192,7 +192,7 @@ class RemoteEngine:
     ) -> Predicted:
         """Ask every client of the round to evaluate its predictor; NaN for those that are lost."""
         head = {"metric": metric, "last": keep, "collect": self._collect}
-        asked = Assessment(round.index, metric_named(metric), self._width)
+        asked = Assessment(round.index, metric_named(metric), self._width, self._dtype)
 
         def read(client: int, answer: Message) -> JudgedAnswer:
             return judged_answer(answer, client, asked)

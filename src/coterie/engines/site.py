@@ -29,7 +29,7 @@ from ..core.tree import Tree
 from ..errors import EngineError
 from ..storage import files
 from ..storage.files import parsed, strict
-from .codec import Message, decode, digest, encode, vocabulary
+from .codec import Message, decode, digest, encode, is_digest, refusal, vocabulary
 from .loop import LoopBackend
 
 STATES, REPLY = "states", "reply.bin"
@@ -70,7 +70,7 @@ class StateFiles:
 
     def read(self, sha: str) -> bytes | None:
         """The state with this sha256; None if it is not here, or no longer as it was written."""
-        for path in self._folder.glob(f"*-{_hex(sha)}.bin"):
+        for path in self._folder.glob(f"*-{sha}.bin") if is_digest(sha) else ():
             data = path.read_bytes()
             if digest(data) == sha:
                 return data
@@ -99,11 +99,6 @@ class StateFiles:
                 path.unlink(missing_ok=True)
 
 
-def _hex(sha: str) -> str:
-    """The sha256 as it may occur in a file name; a text that is none matches no file."""
-    return sha if len(sha) == 64 and set(sha) <= set("0123456789abcdef") else "none"
-
-
 @dataclass(frozen=True, eq=False)
 class Site:
     """One client of one experiment; its folder holds its states and its last answers."""
@@ -129,15 +124,15 @@ class Site:
         return self.states.write(encode(Message({}, row)), 0)
 
     def answer(self, data: bytes, *, again: bool = False) -> bytes:
-        """The reply to a message of the server; one that comes ``again`` removes no old state."""
+        """The reply to a message of the server; one that comes ``again`` replaces nothing."""
         types = vocabulary(self.algorithm)
         message = decode(data, types)
         head = parsed(json.dumps(dict(message.head)), RoundHead, "message")
         if head.client != self.client:
-            return refused("wrong_client")
+            return refusal("wrong_client")
         stored = self.states.read(head.base)
         if stored is None:
-            return refused("stale_state")
+            return refusal("stale_state")
         answer = self._local if head.kind == "local" else self._predict
         with located(self.algorithm, self.problem.model.module):
             base = None if again else head.base
@@ -185,7 +180,7 @@ class Site:
         backend: LoopBackend,
         round: Round,
         state: Tree,
-        _base: str | None,
+        base: str | None,
     ) -> bytes:
         """Evaluate the client's predictor; in the last round the predictor is kept here."""
         served, metric, last = _one_row(body), asked.metric, asked.last
@@ -194,13 +189,16 @@ class Site:
         scores = torch.tensor(columns, dtype=torch.float64)
         predictor: Mixture = tree.row(found.mixture, 0)
         told: dict[str, Any] = {"round": round.index, "client": self.client}
+        has_model = (predictor.weights != 0).any()
         if last:
-            served_at_all = bool((predictor.weights != 0).any())
-            self.keep(predictor, found.outcomes, columns[0] if served_at_all else math.nan)
+            if base is not None:  # else it was kept when the message came first
+                self.keep(predictor, found.outcomes, columns[0] if has_model else math.nan)
             told["digest"] = client_digest(predictor)
-        sent = self.discloses.models and last and asked.collect
-        models = predictor.models if sent else predictor.models[:, :0]
-        return encode(Message(told, (scores, Mixture(predictor.weights, models))))
+        if not (
+            self.discloses.models and last and asked.collect
+        ):  # weights say whose models it uses
+            predictor = Mixture(has_model[None].to(scores), predictor.models[:1, :0])
+        return encode(Message(told, (scores, predictor)))
 
     def keep(self, predictor: Mixture, outcomes: Outcomes | None, score: float) -> None:
         """Store the final predictor, and its answers for :func:`judged`."""
@@ -215,11 +213,6 @@ class Site:
         backend = LoopBackend(self.problem, self.shards())
         clients = torch.tensor([self.client], device=self.problem.device)
         return backend, round_of(self.problem, asked.round, asked.horizon, clients)
-
-
-def refused(reason: str) -> bytes:
-    """The reply of a site that does not do what it was asked, with the reason."""
-    return encode(Message({"refused": reason}))
 
 
 def judged(metric: str, pairs: Sequence[tuple[Path, Path]]) -> SiteGain:

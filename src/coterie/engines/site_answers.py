@@ -1,5 +1,7 @@
 """Reads the answers of sites: nothing in them is trusted, and whatever is wrong is a reason."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,15 +11,14 @@ from torch import Tensor
 
 from ..core.algorithm import Mixture
 from ..core.messages import REASONS, Layout, Rejection, Reply, layout
-from ..core.metrics import Metric
+from ..core.metrics import LARGEST_SCORE, Metric
 from ..core.tree import Tree
 from ..errors import EngineError
 from .base import Evaluation, Predicted
-from .codec import Message, Types, decode
+from .codec import Message, Types, decode, is_digest, refused_by
 
 WIDEST = 1024  # models of one site's predictor
 SCORES = 2  # of the metric, before the losses: see Evaluation
-HEX = {*"0123456789abcdef"}
 Read = TypeVar("Read")
 
 
@@ -35,11 +36,8 @@ def read_answer(
     if isinstance(data, str):
         return Rejection(client, data if data in REASONS else "lost")
     try:
-        answer = decode(data, types)
-        if "refused" in answer.head:
-            reason = str(answer.head["refused"])
-            return Rejection(client, reason if reason in REASONS else "refused")
-        return read(answer)
+        answer, refused = decode(data, types), refused_by(data)
+        return read(answer) if refused is None else Rejection(client, refused[0])
     except EngineError:
         return Rejection(client, "unreadable")
     except _WrongError as error:
@@ -80,6 +78,7 @@ class Assessment(NamedTuple):
     round: int
     metric: Metric
     width: int  # numbers of a model
+    dtype: torch.dtype  # of a model's numbers
 
 
 def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnswer:
@@ -90,14 +89,16 @@ def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnsw
     weights, models = predictor
     fits = isinstance(predictor, Mixture) and scores.shape == (len(Evaluation._fields),)
     fits &= weights.dim() == 1 and 1 <= len(weights) <= WIDEST
-    fits &= weights.is_floating_point() and models.is_floating_point()
     fits &= models.shape in ((len(weights), 0), (len(weights), asked.width))
     if not fits or not scores.is_floating_point():
         raise _WrongError("shape")
+    if not weights.is_floating_point() or models.dtype != asked.dtype:
+        raise _WrongError("dtype")
+    if not _finite(weights):
+        raise _WrongError("not_finite")
     told = scores.double().tolist()
-    if not all(map(asked.metric.possible, told[:SCORES])) or any(
-        loss < 0 for loss in told[SCORES:]
-    ):
+    wrong = [loss < 0 or LARGEST_SCORE < loss < math.inf for loss in told[SCORES:]]
+    if not all(map(asked.metric.possible, told[:SCORES])) or any(wrong):
         raise _WrongError("range")
     digest = answer.head.get("digest")
     return JudgedAnswer(told, predictor, "" if digest is None else _sha256(digest))
@@ -114,9 +115,9 @@ def _round(head: Mapping[str, Any], client: int) -> int:
 
 
 def _sha256(text: Any) -> str:
-    if not isinstance(text, str) or len(text) != 64 or not {*text} <= HEX:
+    if not is_digest(text):
         raise _WrongError("fields")
-    return text
+    return str(text)
 
 
 def _finite(leaf: Tensor) -> bool:
@@ -154,7 +155,9 @@ def _padded(predictors: Sequence[Mixture | None]) -> Mixture:
     sizes = {one.models.shape[1] for one in known}
     size = sizes.pop() if len(sizes) == 1 and len(known) == len(predictors) else 0
     first = known[0] if known else Mixture(torch.zeros(1), torch.zeros(1, 0))
-    weights = first.weights.new_zeros(len(predictors), width)
+    types = Counter(one.weights.dtype for one in known)  # one site does not decide for all
+    dtype = max(types, key=lambda kind: (types[kind], kind.itemsize), default=torch.float32)
+    weights = torch.zeros(len(predictors), width, dtype=dtype)
     models = first.models.new_zeros(len(predictors), width, size)
     for at, one in enumerate(predictors):
         if one is not None:

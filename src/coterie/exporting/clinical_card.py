@@ -36,8 +36,8 @@ def clinical_text(found: SiteClinical) -> str:
     numbers, parts = found.numbers, []
     if found.outcome is not None:
         parts.append(
-            f"The outcome is {plain(found.outcome)}: {numbers.positives} of the client's "
-            f"{numbers.rows} test samples."
+            f"The outcome, “{plain(found.outcome)}”, is that of {numbers.positives} of the "
+            f"client's {numbers.rows} test samples."
         )
         if numbers.calibration is None:
             parts.append(f"The test samples are too few (fewer than {FEWEST}) for more numbers.")
@@ -70,12 +70,13 @@ def clinical_section(
             rows += [
                 ("expected calibration error", f"{old.error:.3f}", f"{new.error:.3f}"),
                 ("Brier score", f"{old.brier:.3f}", f"{new.brier:.3f}"),
-                ("calibration slope", f"{old.slope:.2f}", f"{new.slope:.2f}"),
+                ("calibration slope", words.plain(old.slope), words.plain(new.slope)),
             ]
         parts.append(
             f"Recalibrated with a temperature of {again.temperature:.3g}, chosen on the client's "
             f"{again.samples} validation samples. On its test samples:\n\n"
             + markdown_table(("", "before", "after"), rows)
+            + ("\n\nHere it did not help." if again.after > again.before else "")
         )
     return "\n\n".join(parts)
 
@@ -92,7 +93,8 @@ def _calibration(found: Calibration) -> str:
     table = markdown_table(
         ("mean predicted probability", "test samples", "share with the outcome"), rows
     )
-    slope = "" if math.isnan(found.slope) else f", calibration slope {found.slope:.2f} (ideally 1)"
+    slope = f", calibration slope {words.plain(found.slope)} (ideally 1)"
+    slope = "" if math.isnan(found.slope) else slope
     return (
         f"Expected calibration error {found.error:.3f}, Brier score {found.brier:.3f} (less is "
         f"better){slope}. A well calibrated model has the same number in both columns:\n\n{table}"

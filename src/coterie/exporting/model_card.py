@@ -211,7 +211,7 @@ def card(
         "## How far to trust its probabilities" if clinical and clinical.outcome else "## Subgroups"
     )
     parts = (
-        f"# Model of {plain(facts.client)}, trained by {plain(facts.method)}",
+        f"# Model of {plain(facts.client)}, trained by {plain(words.label(facts.method))}",
         _what(config, preprocessing, count),
         "## How good it is",
         _quality(config, clinical),
@@ -268,10 +268,12 @@ def _partners(facts: ModelFacts) -> str:
         how = "made from the models of" if facts.onboarded else "trained together with"
         return f"It was {how} {names}: the parts of each are not recorded."
     rows = [
-        (plain(one.name), *map(_percent, (one.average, one.last, one.entered))) for one in known
+        (plain(one.name), *map(words.part, (one.average, one.last, one.entered))) for one in known
     ]
     head = "collaborator", "weight on average", "weight in the last round", "part of this model"
-    when = "when it joined" if facts.onboarded else "over the rounds in which it took part"
+    when = "when it joined"
+    if not facts.onboarded:
+        when = f"over the rounds of this run (seed {facts.seed}) in which it took part"
     maybe = f"\n\nMay have entered it too, in a weighing that is not recorded: {names}."
     return (
         "The models of these clients entered it, directly or through others:\n\n"
@@ -279,10 +281,6 @@ def _partners(facts: ModelFacts) -> str:
         f"{when}; a part of this model is what is left of another's after all rounds of mixing."
         f"{maybe if others else ''}"
     )
-
-
-def _percent(part: float | None) -> str:
-    return words.NONE if part is None else "< 1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
 
 
 def _quality(config: ExportConfig, clinical: SiteClinical | None) -> str:
@@ -310,11 +308,15 @@ def _quality(config: ExportConfig, clinical: SiteClinical | None) -> str:
 def _limits(config: ExportConfig, schema: Schema) -> str:
     facts = config.model
     name = plain(facts.client)
-    small = f" With {facts.test} test samples the score is itself uncertain." * (facts.test < 1000)
+    judged = f"It was judged on data of {name} alone."
+    if facts.score is None:
+        judged = "It was not judged: it has no test score."
+    elif facts.test < 1000:
+        judged += f" With {facts.test} test samples the score is itself uncertain."
     return (
         f"It is meant for new samples that come about as those of {name} did: the same columns, "
         "units and way of measuring, and the same kind of cases.\n\n"
-        f"It was judged on data of {name} alone.{small} Elsewhere, "
+        f"{judged} Elsewhere, "
         "or after a change of equipment, coding or patients, it may be wrong without any sign of "
         "it: judge it again on labelled samples first.\n\n"
         + (

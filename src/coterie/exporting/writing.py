@@ -199,7 +199,7 @@ def trained_client(
             held = validation_answers(model, predictor, preprocessing, federation, at)
         own = list(said.clients())[at]
         mine = rows_of(rows, said.sizes, at)
-        choice = scarce_outcome(run, choice)
+        choice = scarce_outcome([run], choice)
         judged = judged_client(run.metric, own, mine, choice, held, recalibrate=recalibrate)
     elif recalibrate:
         recalibrated(None, None)

@@ -4,6 +4,7 @@ For each site the model of FedAvg is trained by all others alone, with means and
 others, and answers the site's test samples, which training alone answers too.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, final
@@ -83,9 +84,10 @@ class LeftOut:
         heads = ("site", "test samples", f"others' model, {title}", "alone", "difference")
         cells = [_cells(site, self.metric) for site in self.sites]
         rows = [site.test for site in self.sites]
+        scored = sum(one.test for one in self.sites if math.isfinite(one.score + one.alone))
         for name, weights in (("mean of sites", None), ("mean by test samples", rows)):
             other, alone = (words.number(x, self.metric) for x in self.means(weights))
-            cells.append((name, str(sum(rows)), other, alone, ""))
+            cells.append((name, str(scored), other, alone, ""))
         lines = tuple(Line(one, best=False, local=False, alarm=False) for one in cells)
         return printable_lines(to_text(Table(tuple(Heading(head, "") for head in heads), lines)))
 
@@ -95,9 +97,7 @@ def _cells(site: LeftOutSite, metric: str) -> tuple[str, ...]:
     if site.interval is not None:
         shown = score_text(site.interval, metric)
     if site.gain is not None:
-        numbers = (words.number(x, metric, sign=True) for x in site.gain[:1])
-        low, high = (words.number(x, metric) for x in (site.gain.low, site.gain.high))
-        gain = f"{next(numbers)} ({low} to {high})"
+        gain = words.gain_cell(site.gain.gain, site.gain.low, site.gain.high, metric)
     return site.client, str(site.test), shown, words.number(site.alone, metric), gain
 
 

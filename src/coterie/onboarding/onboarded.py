@@ -129,16 +129,13 @@ def table_of(found: "Onboarded") -> Table:
 
 def _cells(found: "Onboarded", at: int) -> list[str]:
     point, metric = found.points[at], found.metric
-    gain, low, high = (
-        words.number(value, metric, sign=True) for value in (point.gain, point.low, point.high)
-    )
     every = at == len(found.points) - 1
     return [
         f"{point.samples} (all)" if every else str(point.samples),
         words.spread(point.alone, metric),
         words.NONE if found.average is None else words.number(found.average, metric),
         words.spread(point.joined, metric),
-        f"{gain} ({low} to {high})",
+        words.gain_cell(point.gain, point.low, point.high, metric),
         _named(found.weights[at]),
     ]
 
@@ -187,11 +184,16 @@ def _how_long(found: "Onboarded") -> str:
 
 def _which(found: "Onboarded") -> str:
     """The better of the two models, which ``--out`` writes."""
-    point = found.points[-1]
+    point, sign = found.points[-1], 1 if metrics.higher_is_better(found.metric) else -1
+    best = point.alone if found.recommended == "alone" else point.joined
+    more = ""
+    if found.average is not None and sign * (found.average - best.mean) > 0:
+        more = " The plain average scores higher here: to take that, onboard to a run of FedAvg."
     if found.recommended == "alone":
-        return "Recommended: your model trained alone; joining was not better on the test samples."
-    shown = "" if point.shown else ", although its gain is not shown"
-    return f"Recommended: the joined model{shown}."
+        said = "your model trained alone; joining was not better on the test samples"
+    else:
+        said = f"the joined model{'' if point.shown else ', although its gain is not shown'}"
+    return f"Recommended: {said}.{more}"
 
 
 # ---- the answer ----------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, expit, logit
 
 from ..core import metrics
-from ..core.answers import Answers
-from ..core.metrics import BESIDE, METRICS, RARE, Array, Floats, mean_known
+from ..core.answers import Answers, outcomes_of
+from ..core.metrics import BESIDE, BY_CLASS, METRICS, RARE, Array, Floats, mean_known
 from ..core.paired_tests import LEVEL
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import JudgedRows, Run
+from . import words
 
 BINS, FEW_BINS = 10, 5  # of a calibration curve, of equal width
 ENOUGH = 200  # samples for the larger number of bins
@@ -270,72 +271,111 @@ class ClinicalRun(NamedTuple):
     together: Clinical
 
 
-def clinical_run(run: Run, choice: ClinicalChoice | None = None) -> ClinicalRun | None:
-    """The numbers of one run; None where its folder has no answers, outcome and subgroups."""
-    choice, rows = scarce_outcome(run, choice), run.roster.rows
-    if run.outcomes is None or rows is None:
-        if choice.positive is not None:
-            raise ConfigError(
-                f"--positive: found '{choice.positive}', and this run has no answers to test "
-                "samples with names of classes; expected a simulation by this version"
-            )
-        return None
-    together = _together(run, choice)
+def clinical_run(runs: Sequence[Run], choice: ClinicalChoice | None = None) -> ClinicalRun | None:
+    """The numbers of one run, or of the folds of one method; None without outcome and subgroups.
+
+    Of folds, the scores of a client are means over folds, and all else is of all rows together.
+    """
+    choice = scarce_outcome(runs, choice)
+    parts = [_client_rows(run) for run in runs]
+    if any(part is None for part in parts) and choice.positive is not None:
+        raise ConfigError(
+            f"--positive: found '{choice.positive}', and this run has no answers to test "
+            "samples with names of classes; expected a simulation by this version"
+        )
+    together = _together(runs, choice)
     if together is None:
         return None
-    sites, sizes = list(run.outcomes.clients()), run.outcomes.sizes
-    sites = sites if len(sites) <= MOST_SITES else []
-    own = [
-        site_clinical(run.metric, x, rows_of(rows, sizes, i), choice) for i, x in enumerate(sites)
-    ]
-    parts = tuple(site.numbers for site in own if site is not None)
-    return ClinicalRun(*together[:3], parts, together.numbers)
+    clients = list(zip(*(part for part in parts if part is not None), strict=True))
+    sites = clients if len(clients) <= MOST_SITES else []
+    own = [_of_folds(runs[0].metric, folds, choice) for folds in sites]
+    numbers = tuple(site.numbers for site in own if site is not None)
+    return ClinicalRun(*together[:3], numbers, together.numbers)
 
 
-def scarce_outcome(run: Run, choice: ClinicalChoice | None = None) -> ClinicalChoice:
+def scarce_outcome(runs: Sequence[Run], choice: ClinicalChoice | None = None) -> ClinicalChoice:
     """The choice, with the first of two classes as the outcome if few test samples have it."""
-    choice, rows = choice or ClinicalChoice(), run.roster.rows
-    if choice.positive is None and run.outcomes and rows is not None and len(rows.classes) == 2:
-        first = float((run.outcomes.targets == 0).mean())
+    choice, rows = choice or ClinicalChoice(), runs[0].roster.rows
+    targets = [run.outcomes.targets for run in runs if run.outcomes is not None]
+    if choice.positive is None and targets and rows is not None and len(rows.classes) == 2:
+        first = float((np.concatenate(targets) == 0).mean())
         choice = choice._replace(positive=rows.classes[int(first >= RARE)])
     return choice
 
 
-def _together(run: Run, choice: ClinicalChoice) -> SiteClinical | None:
-    """The numbers of all clients together."""
-    if run.outcomes is None or run.roster.rows is None:
+def _client_rows(run: Run) -> list[tuple[Answers, JudgedRows]] | None:
+    """Each client's answers in a run, with what is known of its rows; None if it has none."""
+    if run.outcomes is None or (rows := run.roster.rows) is None:
         return None
-    sizes = run.outcomes.sizes.sum(keepdims=True)
-    (whole,) = run.outcomes._replace(sizes=sizes).clients()
-    return site_clinical(run.metric, whole, run.roster.rows, choice)
+    sizes = run.outcomes.sizes
+    return [(x, rows_of(rows, sizes, i)) for i, x in enumerate(run.outcomes.clients())]
+
+
+def _together(runs: Sequence[Run], choice: ClinicalChoice) -> SiteClinical | None:
+    """The numbers of all clients together."""
+    whole = [
+        (_joined([*run.outcomes.clients()]), run.roster.rows)
+        for run in runs
+        if run.outcomes is not None and run.roster.rows is not None
+    ]
+    return _of_folds(runs[0].metric, whole, choice) if len(whole) == len(runs) else None
+
+
+def _joined(parts: Sequence[Answers]) -> Answers:
+    """All answers as those of one client."""
+    found = outcomes_of(parts)
+    (whole,) = found._replace(sizes=found.sizes.sum(keepdims=True)).clients()
+    return whole
+
+
+def _of_folds(
+    metric: str, folds: Sequence[tuple[Answers, JudgedRows]], choice: ClinicalChoice
+) -> SiteClinical | None:
+    """The numbers of a client's answers in all folds, or in the one run."""
+    answers, rows = zip(*folds, strict=True)
+    codes = [some.codes for some in rows if some.codes is not None]
+    every = rows[0]._replace(codes=np.concatenate(codes) if codes else None)
+    found = site_clinical(metric, _joined(answers), every, choice)
+    if found is None or not found.numbers.beside or len(folds) == 1:
+        return found
+    outcome = outcome_class(every.classes, choice.positive)
+    scores = np.array([_beside(some, outcome) for some in answers])
+    means = tuple(mean_known(scores.T).tolist())
+    return found._replace(numbers=found.numbers._replace(beside=means))
+
+
+def _beside(answers: Answers, outcome: int | None) -> tuple[float, ...]:
+    """The scores by the metrics ``BESIDE``, of one class against the others."""
+    if outcome is None or answers.chances is None:
+        return ()
+    p, truth = answers.chances[:, outcome].astype(np.float64), answers.targets == outcome
+    if truth.all() or not truth.any():
+        return (math.nan,) * len(BESIDE)
+    both = np.stack([1 - p, p], 1)
+    return tuple(metrics.score(name, both, truth.astype(int)) for name in BESIDE)
 
 
 def companions(runs: Sequence[Run]) -> str:
     """What belongs beside a score such as the AUC of two classes: the other scores, in words.
 
-    They are of all test samples together, and the mean over the runs of one method. Empty for a
-    metric of another kind, and where the answers are not known.
+    They are those of all sites together that the page shows. Empty for a metric of another kind,
+    and where the answers are not known.
     """
-    made = [_together(run, scarce_outcome(run)) for run in runs if run.metric in BESIDE]
-    found = [one for one in made if one is not None and one.numbers.calibration]
-    if not found:
+    found = _together(runs, scarce_outcome(runs)) if runs[0].metric in BESIDE else None
+    if found is None or (calibrated := found.numbers.calibration) is None:
         return ""
-    known = [one.numbers for one in found]
-    scores = np.array([one.beside for one in known]).T
-    parts = [f"outcome “{found[0].outcome}”"]
+    parts = [f"outcome “{found.outcome}”"]
     parts += [
-        f"{METRICS[name].title} {mean_known(row):.1f} %"
-        for name, row in zip(BESIDE, scores, strict=True)
+        f"{METRICS[name].title} {score:.1f} %"
+        for name, score in zip(BESIDE, found.numbers.beside, strict=True)
         if name != runs[0].metric
     ]
-    caught = [one.sensitivity.found.value for one in known if one.sensitivity is not None]
-    brier, slopes = np.array([one.calibration[2:] for one in known if one.calibration]).T
-    if caught:
+    if (caught := found.numbers.sensitivity) is not None:
         level = f"{100 * SPECIFICITY:.0f} % specificity"
-        parts.append(f"sensitivity {100 * np.mean(caught):.0f} % at {level}")
-    slope = mean_known(slopes)
-    parts += [f"Brier score {brier.mean():.3f}"]
-    parts += [] if np.isnan(slope) else [f"calibration slope {slope:.2f}"]
+        parts.append(f"sensitivity {100 * caught.found.value:.0f} % at {level}")
+    parts.append(f"Brier score {calibrated.brier:.3f}")
+    sloped = words.plain(calibrated.slope)
+    parts += [] if sloped == words.NONE else [f"calibration slope {sloped}"]
     return ", ".join(parts)
 
 
@@ -397,8 +437,7 @@ def clinical(
         p, truth = answers.chances[:, outcome].astype(np.float64), answers.targets == outcome
         positives = int(truth.sum())
         if count >= FEWEST and bool(np.isfinite(p).all()):
-            both = np.stack([1 - p, p], 1)
-            beside = tuple(metrics.score(name, both, truth.astype(int)) for name in BESIDE)
+            beside = _beside(answers, outcome)
             calibrated = calibration(p, truth)
             held = None
             if validation is not None and validation.chances is not None:
@@ -435,4 +474,21 @@ def estimated_score(metric: str, answers: Answers) -> Estimate | None:
     again = [metrics.scores(metric, values, targets, some) for some in weights]
     scale = 100.0 if METRICS[metric].percent else 1.0
     found = estimate(value / scale, np.concatenate([[], *again]) / scale, proportion_of=alike)
+    if metric == BY_CLASS:
+        found = _of_shares(found, values, targets, units)
     return Estimate(*(scale * part for part in found))
+
+
+def _of_shares(found: Estimate, values: Array, targets: Array, units: Array) -> Estimate:
+    """An interval of balanced accuracy no narrower than that of exact shares, one per class.
+
+    The distances of the shares from their exact ends are added as independent ones (Zou 2008).
+    """
+    right, apart = metrics.classes(values) == targets, []
+    for one in np.unique(targets):
+        share, n = float(right[targets == one].mean()), len(np.unique(units[targets == one]))
+        low, high = exact(share, n)
+        apart.append((share - low, high - share))
+    below, above = np.sqrt((np.array(apart) ** 2).sum(0)) / len(apart)
+    low, high = found.value - float(below), found.value + float(above)
+    return Estimate(found.value, min(low, found.low), max(high, found.high))

@@ -1,7 +1,7 @@
 """A page's part on a clinical outcome: calibration curves, sensitivity and subgroups, by site."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -48,7 +48,7 @@ class ClinicalView(NamedTuple):
 
     outcome: str | None
     specificity: str
-    seed: int
+    rows: str  # which rows, in words
     score: str  # the metric of the subgroups
     column: str
     heads: tuple[str, ...]
@@ -73,18 +73,18 @@ class _Site(NamedTuple):
 
 
 def clinical_view(
-    runs: Mapping[str, Run], choice: ClinicalChoice | None = None, own: int | None = None
+    runs: Mapping[str, Sequence[Run]], choice: ClinicalChoice | None = None, own: int | None = None
 ) -> ClinicalView | None:
-    """The numbers of these methods, each by the run of one seed; None where there are none.
+    """The numbers of these methods, each by one run or by all folds; None where there are none.
 
     ``own`` shows one site alone.
     """
-    made = {method: clinical_run(run, choice) for method, run in runs.items()}
+    made = {method: clinical_run(some, choice) for method, some in runs.items()}
     found = {method: one for method, one in made.items() if one is not None}
     first = next(iter(found.values()), None)
     if first is None or (own is not None and not first.sites):
         return None
-    run = runs[next(iter(found))]
+    run, *more = runs[next(iter(found))]
     places = [own] if own is not None else [None, *range(len(first.sites))]
     sites = [
         _Site(
@@ -99,15 +99,17 @@ def clinical_view(
     return ClinicalView(
         outcome=first.outcome,
         specificity=f"{100 * first.specificity:g} %",
-        seed=run.seed,
+        rows=f"all rows, each tested in one of {len(more) + 1} folds (scores are means over folds)"
+        if more
+        else f"test rows of seed {run.seed}",
         score=METRICS[run.metric].title,
         column=first.column,
-        heads=HEADS,
+        heads=(*FIRST, *HEADS),
         fewest=FEWEST,
         methods=tuple((words.label(method), colour(method)) for method in found),
         curves=tuple(map(_panel, drawn[:MOST_CURVES])),
         undrawn=len(drawn[MOST_CURVES:]),
-        sites=() if first.outcome is None else tuple(map(_site_row, sites)),
+        sites=() if first.outcome is None else tuple(r for site in sites for r in _site_rows(site)),
         subgroups=tuple(row for site in sites for row in _subgroup_rows(site, run.metric)),
     )
 
@@ -116,21 +118,21 @@ def clinical_view(
 
 
 HEADS = (*(METRICS[m].title for m in BESIDE), "calibration error", "Brier", "slope", "sensitivity")
+FIRST = ("site", "method", "rows", "outcome")
 
 
-def _site_row(site: _Site) -> SiteNumbers:
-    """The site's rows, how many of them have the outcome, and the numbers of each method."""
-    cells = [str(site.first.rows), str(site.first.positives)]
-    for part in site.parts.values():
+def _site_rows(site: _Site) -> Iterator[SiteNumbers]:
+    """The numbers of each method at the site, its rows, and how many of them have the outcome."""
+    for method, part in site.parts.items():
+        cells = [words.label(method), str(part.rows), str(part.positives)]
         if part.calibration is None:
             cells += [words.NONE] * len(HEADS)
         else:
             scores = (words.number(x, name) for name, x in zip(BESIDE, part.beside, strict=True))
             error, brier, slope = part.calibration[1:]
-            sloped = words.NONE if math.isnan(slope) else f"{slope:.2f}"
             sensitive = sensitivity_text(part.sensitivity)
-            cells += [*scores, f"{error:.3f}", f"{brier:.3f}", sloped, sensitive]
-    return SiteNumbers(site.at, site.name, tuple(cells))
+            cells += [*scores, f"{error:.3f}", f"{brier:.3f}", words.plain(slope), sensitive]
+        yield SiteNumbers(site.at, site.name, tuple(cells))
 
 
 def _subgroup_rows(site: _Site, metric: str) -> Iterator[SiteNumbers]:
@@ -223,7 +225,7 @@ def _curve(found: Calibration, x: Scale, y: Scale, method: str) -> list[Markup]:
             f"{words.label(method)}: predicted {part.predicted:.2f}, observed {part.observed:.2f}, "
             f"{part.rows} rows"
         )
-        place = {"cx": x(part.predicted), "cy": y(part.observed)}
+        place = {"cx": round(x(part.predicted), 1), "cy": round(y(part.observed), 1)}
         size = 1.6 + 4.0 * math.sqrt(part.rows / most)
         drawn.append(tag("circle", tag("title", told), r=size, class_="dot", fill=ink, **place))
     return drawn

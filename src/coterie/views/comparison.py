@@ -109,6 +109,11 @@ class Comparison:
         """The name of the metric."""
         return self.runs[0].metric
 
+    @property
+    def trainings(self) -> str:
+        """What the runs of one method are called: seeds or folds."""
+        return "folds" if self.folds is not None else "seed" if len(self.seeds) == 1 else "seeds"
+
     def of_method(self, method: str) -> tuple[Run, ...]:
         """The runs of one method, one per seed."""
         return tuple(run for run in self.runs if run.method == method)
@@ -117,7 +122,27 @@ class Comparison:
         """The histories of one seed, by method."""
         return {run.method: run for run in self.runs if run.seed == seed}
 
-    def gains(self, method: str) -> Floats:
+    def told(self, method: str) -> tuple[Run, ...]:
+        """The runs that answers to one client are about: the first seed's, or all folds'."""
+        return self.of_method(method)[: None if self.folds is not None else 1]
+
+    def test_rows(self, client: int) -> int:
+        """How many rows test a client's model: with folds, all of its rows."""
+        return sum(int(run.roster.n_test[client]) for run in self.told(LOCAL))
+
+    def gains(self, method: str) -> dict[str, float]:
+        """What each client gained over its own local model, by name; NaN where it has no score.
+
+        Of the first seed, or the mean over folds, as the page has it; positive is better.
+        """
+        if method not in self.methods:
+            raise ConfigError(
+                f"no method is called '{method}'; {did_you_mean(method, self.methods)}"
+            )
+        found = self.site_gain(method).tolist()
+        return dict(zip(self.runs[0].roster.clients, found, strict=True))
+
+    def gains_by_seed(self, method: str) -> Floats:
         """Each client's gain over its own local model ``[seeds, clients]``; positive is better."""
         pairs = [(run, self.of_seed(run.seed)[LOCAL]) for run in self.of_method(method)]
         return np.array([metrics.gains(run.last, local.last, self.metric) for run, local in pairs])
@@ -127,9 +152,9 @@ class Comparison:
 
         They are those of the first seed, or of all folds: then a client's score is of all its rows.
         """
-        runs = self.of_method(method)
-        scores = np.array([run.last for run in runs[: 1 if self.folds is None else None]])
-        sizes = np.array([run.roster.n_test for run in runs[: len(scores)]], dtype=np.float64)
+        runs = self.told(method)
+        scores = np.array([run.last for run in runs])
+        sizes = np.array([run.roster.n_test for run in runs], dtype=np.float64)
         if metrics.METRICS[self.metric].test != "counts":
             sizes = np.ones_like(scores)
         sizes[np.isnan(scores)] = 0.0
@@ -311,7 +336,7 @@ def _row(comparison: Comparison, method: str) -> MethodRow:
     runs = comparison.of_method(method)
     locals_ = [comparison.of_seed(r.seed)[LOCAL] for r in runs]
     found = [summarise(r, None, alone) for r, alone in zip(runs, locals_, strict=True)]
-    gained = comparison.gains(method)
+    gained = comparison.gains_by_seed(method)
 
     def over(name: str) -> OverSeeds:
         return statistics.over_seeds([summary[name] for summary in found])

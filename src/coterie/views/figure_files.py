@@ -56,7 +56,7 @@ def _of_all(
 def _of_run(run: Run, choice: ClinicalChoice | None) -> Iterator[tuple[str, Markup | None]]:
     yield "learning curves", figures.client_curves(run)
     yield from _helped(helping_of_run(run, reliance([run])))
-    yield from _calibrated(clinical_view({run.method: run}, choice))
+    yield from _calibrated(clinical_view({run.method: [run]}, choice))
 
 
 def _helped(found: helping.Helping | None) -> Iterator[tuple[str, Markup | None]]:

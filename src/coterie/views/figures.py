@@ -12,7 +12,7 @@ from ..core.metrics import METRICS, Floats
 from ..runs.run import LOCAL, Run
 from . import words
 from .helping import NAMED_UP_TO, room, short
-from .judgement import Claim
+from .judgement import CLAIMS, Claim
 from .svg import Scale, apart, colour, figure, polyline, tag, ticks
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def method_curves(
     """One line per method with a band over seeds, over rounds or over what ``axis`` shows."""
     left, top, bottom = 38.0, 12.0, 36.0
     height = max(320.0, top + bottom + 15 * (len(drawn) + 2))  # room for all names
-    right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
+    right = 14 + 9.2 * max(len(words.label(method)) for method in drawn)
     grid = ticks(*_extent([scores for curve in drawn.values() for scores in curve[1:]]))
     first, last = (
         f(float(curve.x[k]) for curve in drawn.values()) for f, k in ((min, 0), (max, -1))
@@ -358,12 +358,11 @@ def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
     first = comparison.site_gain(method)
     rows = []
     for i, name in enumerate(roster.clients):
-        one, size = tests.get(name), int(roster.n_train[i])
-        if one is None:
-            rows.append(GainRow(i, name, size, float(first[i]), math.nan, math.nan, None))
-        else:
-            gain = one.gain
-            rows.append(GainRow(i, name, size, gain.gain, gain.low, gain.high, one.claim))
+        one, low, high = tests.get(name), math.nan, math.nan
+        if one is not None:
+            low, high = one.gain.low, one.gain.high
+        claim = None if one is None else one.claim
+        rows.append(GainRow(i, name, int(roster.n_train[i]), float(first[i]), low, high, claim))
     return sorted(rows, key=lambda row: -row.size)
 
 
@@ -425,8 +424,6 @@ def _row(
 
 def _told(row: GainRow, metric: str) -> str:
     gain = words.number(row.gain, metric, sign=True)
-    ends = ""
-    if row.claim is not None:
-        low, high = (words.number(end, metric) for end in (row.low, row.high))
-        ends = f" ({low} to {high}), {row.claim}"
-    return f"{row.name}: {gain}{ends}; {row.size} training samples"
+    ends = "" if math.isnan(row.low) else f" ({words.ends(row.gain, row.low, row.high, metric)})"
+    claim = f", {row.claim}" if row.claim in CLAIMS.values() else ""
+    return f"{row.name}: {gain}{ends}{claim}; trained on {row.size}"

@@ -12,10 +12,9 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from ..core.metrics import Floats
-from ..runs.collaboration import ZERO_WITHIN
 from ..runs.run import Roster, Run
 from . import words
-from .reliance import Reliance, coalitions, on_others, took_part
+from .reliance import Reliance, applied, coalitions, parts_of
 from .svg import Scale, apart, colour, figure, png, polyline, tag
 
 LEAST = 0.25  # modularity below which groups are hardly told from chance
@@ -221,8 +220,8 @@ def graph(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Mark
         tag(
             "circle",
             tag("title", _told(relied, roster, i)),
-            cx=places[i][0],
-            cy=places[i][1],
+            cx=round(places[i][0], 1),
+            cy=round(places[i][1], 1),
             r=6.0 if K <= NAMED_UP_TO else 3.5,
             class_="node",
             fill=group_colour(int(groups[i])),
@@ -396,7 +395,10 @@ def _rounds(known: Sequence[int], room: int) -> list[int]:
 
 def _card(relied: Reliance, run: Run, rounds: Sequence[int] | None) -> HelpCard:
     name, roster, found = words.label(run.method), run.roster, discovered(relied.share)
-    frames = np.stack([relied.share, *(_frame(run, index) for index in rounds or ())])
+    held = zip(run.matrix_rounds, applied(run) if rounds else (), strict=False)
+    shown = {index: parts_of(weight) for index, weight in held if index in (rounds or ())}
+    none = np.zeros_like(relied.share)
+    frames = np.stack([relied.share, *(shown.get(index, none) for index in rounds or ())])
     largest = float(frames.max()) or 1.0
     numbers = np.round(255 * frames / largest)
     packed = np.concatenate([255 * relied.clear[None], numbers]).astype(np.uint8)
@@ -412,16 +414,3 @@ def _card(relied: Reliance, run: Run, rounds: Sequence[int] | None) -> HelpCard:
         "; ".join(map(", ".join, coalitions(run))),
         "" if rounds is None else base64.b64encode(packed.tobytes()).decode("ascii"),
     )
-
-
-def _frame(run: Run, index: int) -> Floats:
-    """The shares in one round; rows of zeros for clients that relied on nobody in it."""
-    at: NDArray[np.int64] = np.flatnonzero(np.array(run.matrix_rounds) == index)
-    if not len(at):
-        return np.zeros((len(run.roster), len(run.roster)))
-    weight = on_others(run.matrices[int(at[0])], run.swaps)
-    line = next((line for line in run.lines if line["round"] == index), None)
-    here = (weight.sum(1) > ZERO_WITHIN) & took_part(line, run.roster)
-    weight = weight * here[:, None]
-    share: Floats = weight / np.maximum(weight.sum(1, keepdims=True), ZERO_WITHIN)
-    return share

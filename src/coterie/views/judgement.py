@@ -86,7 +86,7 @@ def claim(mean: MeanGain | None) -> Claim:
 
 def served(comparison: "Comparison", method: str) -> frozenset[int]:
     """The clients that have test data and, with any seed, a predictor of the method."""
-    known = ~np.isnan(comparison.gains(method)).all(0)
+    known = ~np.isnan(comparison.gains_by_seed(method)).all(0)
     return frozenset(np.flatnonzero(known).tolist())
 
 
@@ -202,7 +202,9 @@ def site_gains(
     }
     found = {}
     for method in methods:
-        known = ~np.isnan(comparison.gains(method) + comparison.gains(reference))  # [S, K]
+        known = ~np.isnan(
+            comparison.gains_by_seed(method) + comparison.gains_by_seed(reference)
+        )  # [S, K]
         seeds = [run.seed for run in comparison.of_method(method)]
         pairs = [
             [

@@ -243,7 +243,7 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "answers": comparison.answers,
             "facts": [
                 *facts_of(comparison.runs),
-                ("seeds" if comparison.folds is None else "folds", str(len(comparison.seeds))),
+                (comparison.trainings, str(len(comparison.seeds))),
             ],
             "alarms": [alarm for row in comparison.rows for alarm in row.alarms],
             "rejected": rejected_of(comparison.runs),
@@ -260,8 +260,8 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "panels": figures.panels(comparison, best),
             "scatters": scatters(comparison, best),
             "helping": helping_of(comparison, best),
+            "over": comparison,
             "models": models_of(comparison),
-            "seeds": len(comparison.seeds),
             "heads": [words.label(method) for method in comparison.methods],
             "clients": _clients(comparison, best),
             "best": words.label(best),
@@ -316,10 +316,8 @@ def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
 def clinical_of(
     comparison: "Comparison", best: str, choice: ClinicalChoice | None
 ) -> ClinicalView | None:
-    """The clinical numbers of the recommended method and of Local, of the first seed."""
-    first = comparison.of_seed(comparison.seeds[0])
-    shown = [method for method in dict.fromkeys((best, LOCAL)) if method in first]
-    return clinical_view({method: first[method] for method in shown}, choice)
+    """The clinical numbers of the recommended method and of Local."""
+    return clinical_view({m: comparison.told(m) for m in dict.fromkeys((best, LOCAL))}, choice)
 
 
 def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
@@ -328,9 +326,6 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
     gained = comparison.site_gain(best)
     found = (comparison.judgements or {}).get(best)
     judged = {one.client: one for one in found.clients} if found else {}
-
-    def gain_of(i: int, name: str) -> float:
-        return judged[name].gain.gain if name in judged else float(gained[i])
 
     def ends(name: str) -> str:
         low, high = judged[name].gain.low, judged[name].gain.high
@@ -341,10 +336,10 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
             name,
             int(roster.n_train[i]),
             tuple(words.number(float(one[i]), metric) for one in scores.values()),
-            words.number(gain_of(i, name), metric, sign=True),
+            words.number(float(gained[i]), metric, sign=True),
             ends(name) if name in judged else words.NONE,
             judged[name].claim if name in judged else words.NONE,
-            gain_of(i, name) < 0,
+            bool(gained[i] < 0),
         )
         for i, name in enumerate(roster.clients)
     ]
@@ -376,7 +371,7 @@ def run_page(run: Run, choice: ClinicalChoice | None = None) -> str:
             "best": words.label(run.method),
             "own": False,
             "exposed": exposed({run.method: [run]}),
-            "clinical": clinical_view({run.method: run}, choice),
+            "clinical": clinical_view({run.method: [run]}, choice),
             "costs": _costs(summary),
             "rounds": [_round_line(line, run.metric) for line in run.lines],
             "clients": _client_lines(run, relied),

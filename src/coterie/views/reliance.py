@@ -192,7 +192,7 @@ def _named(
     parts: Floats | None,
 ) -> tuple[Collaborator, ...]:
     def part(of: Floats | None, j: int) -> float | None:
-        return None if of is None or np.isnan(of[j]) else round(float(of[j]), 4)
+        return None if of is None or np.isnan(of[j]) else float(f"{of[j]:.4g}")
 
     found = [
         Collaborator(run.roster.clients[j], part(average, j), part(last, j), part(parts, j))

@@ -5,6 +5,7 @@ score or hash of theirs, and no mean or digest that theirs enter.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None 
             "eyebrow": "coterie, for one site",
             "title": name,
             "verdict": page.unbroken(said),
-            "facts": _facts(runs, i),
+            "facts": _facts(found, i),
             "alarms": [],
             "rejected": _rejected(runs, name),
             "curves": figures.site_curves(_by_method(runs), i),
@@ -48,7 +49,7 @@ def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None 
             "by": words.NONE if chosen is None else words.label(chosen[0].method),
             "own": True,
             "models": f"seed {runs[0].seed}" if compared is None else models_of(compared),
-            "clinical": clinical_view(_shown(runs, chosen), choice, i),
+            "clinical": clinical_view(_shown(found), choice, i),
             "exposed": page.exposed(_by_method(runs), i),
             "warned": _warned(found),
             "methods": list(dict.fromkeys(words.label(run.method) for run in runs)),
@@ -64,11 +65,12 @@ def _chosen(found: Comparison | Run) -> tuple[Run, ...] | None:
     return None if found.choice is None else found.of_method(found.choice.method)
 
 
-def _shown(runs: tuple[Run, ...], chosen: tuple[Run, ...] | None) -> dict[str, Run]:
-    """The first runs of the recommended method and of Local."""
-    alone = [run for run in runs if run.method == LOCAL]
-    picked = [*(chosen or ())[:1], *alone[:1]]
-    return {run.method: run for run in picked}
+def _shown(found: Comparison | Run) -> dict[str, Sequence[Run]]:
+    """The runs of the recommended method and of Local that the site is told of."""
+    if isinstance(found, Run):
+        return {found.method: [found]}
+    methods = [LOCAL] if found.choice is None else [found.choice.method, LOCAL]
+    return {method: found.told(method) for method in methods}
 
 
 def _peer_order(runs: tuple[Run, ...], i: int) -> list[int]:
@@ -96,16 +98,17 @@ def _by_method(runs: tuple[Run, ...]) -> dict[str, list[Run]]:
     return found
 
 
-def _facts(runs: tuple[Run, ...], i: int) -> list[tuple[str, str]]:
+def _facts(found: Comparison | Run, i: int) -> list[tuple[str, str]]:
+    runs = found.runs if isinstance(found, Comparison) else (found,)
     roster = runs[0].roster
-    return [
-        ("sites", str(len(roster))),
-        ("training rows of this site", str(roster.n_train[i])),
-        ("validation rows", str(roster.n_val[i])),
-        ("test rows", str(roster.n_test[i])),
-        ("rounds", str(len(runs[0].lines))),
-        ("seeds", str(len({run.seed for run in runs}))),
-    ]
+    train, val, test = (int(n[i]) for n in (roster.n_train, roster.n_val, roster.n_test))
+    rows = [("training rows", train), ("validation rows", val), ("test rows", test)]
+    several = [("seeds", len({run.seed for run in runs}))]
+    if isinstance(found, Comparison) and found.folds is not None:
+        rows = [("rows of this site, each tested in one fold", train + val + test)]
+        several = [("folds", found.folds)]
+    facts = [("sites", len(roster)), *rows, ("rounds", len(runs[0].lines)), *several]
+    return [(name, str(number)) for name, number in facts]
 
 
 def _rejected(runs: tuple[Run, ...], name: str) -> list[str]:
@@ -153,7 +156,7 @@ def _peer_lines(relied: Reliance, i: int, order: list[int]) -> list[tuple[str, .
     return [
         (
             f"peer {k + 1}",
-            f"{100 * relied.share[i, j]:.0f} %",
+            words.part(relied.share[i, j]),
             "yes" if relied.clear[i, j] else "not shown",
         )
         for k, j in enumerate(order)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
 from ..core.inference import MeanGain
@@ -66,6 +67,11 @@ def _some_federated(comparison: "Comparison") -> bool:
     return any(not math.isnan(row.federated_accuracy.mean) for row in comparison.rows)
 
 
+def _groups_known(comparison: "Comparison") -> bool:
+    """Whether the true groups of the clients are known."""
+    return any(run.roster.groups is not None for run in comparison.runs)
+
+
 def _score(name: str) -> Callable[["MethodRow", "Comparison"], str]:
     """A function that gives the cell for a field of the row that is a score over seeds."""
     return lambda row, on: words.spread(getattr(row, name), on.metric)
@@ -87,6 +93,9 @@ def _alone(row: "MethodRow", on: "Comparison") -> str:
 def _worse_off(row: "MethodRow", on: "Comparison") -> str:
     if row.method == LOCAL:
         return words.NONE
+    if on.folds is not None:  # a client is one, however many folds it has
+        gained = on.site_gain(row.method)
+        return f"{(gained < 0).sum()} of {np.isfinite(gained).sum()}"
     clients = row.compared // max(1, len(on.of_method(row.method)))
     return f"{words.count(row.worse_than_local)} of {clients}"
 
@@ -129,6 +138,7 @@ COLUMNS = (
         "in group",
         "share of the weight on other clients, over all rounds, inside the true group",
         lambda row, _: words.share(row.in_group_weight),
+        shown=_groups_known,
     ),
     TableColumn(
         "best by val.",
@@ -248,8 +258,9 @@ def notes(comparison: "Comparison") -> list[str]:
             fold = judgement.median_fold(comparison, choice.method)
             found[0] += " " + FOR_USE.format(f"{fold.method}/seed-{fold.seed}")
     for method in dict.fromkeys([LOCAL if choice is None else choice.method, LOCAL]):
-        if said := companions(comparison.of_method(method)):
-            found.append(f"{words.label(method)}, all test rows: {said}.")
+        if said := companions(comparison.told(method)):
+            which = f" ({judgement.models_of(comparison)})" if len(comparison.seeds) > 1 else ""
+            found.append(f"{words.label(method)}{which}, all test rows: {said}.")
     found += [MERGED] if any(run.merge_val for run in comparison.runs) else []
     lacking = {c: None for run in comparison.runs for c in run.roster.without_validation}
     if lacking and MERGED not in found:
@@ -332,8 +343,7 @@ def to_html(shown: Table) -> Markup:
 def comparison_text(comparison: "Comparison", further: Sequence[str] = ()) -> str:
     """The table, with further columns, and the verdict, as ``repr`` shows them."""
     seeds = len(comparison.seeds)
-    what = "seeds" if comparison.folds is None else "folds"
-    over = f", mean ± deviation over {seeds} {what}" if seeds > 1 else ""
+    over = f", mean ± deviation over {seeds} {comparison.trainings}" if seeds > 1 else ""
     title = f"{METRICS[comparison.metric].title} of {len(comparison.methods)} methods{over}"
     shown = to_text(methods_table(comparison, further))
     return "\n\n".join([title, shown, *notes(comparison), comparison.verdict])

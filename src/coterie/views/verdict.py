@@ -60,7 +60,7 @@ def _answer(comparison: "Comparison", row: "MethodRow", found: Judgement) -> lis
         ]
     return [
         _headline(comparison, found, found.these_sites),
-        _scores(row, comparison.metric),
+        _scores(row, comparison.metric, found.these_sites.sites),
         *_heads(comparison, found),
         *_chosen(comparison, row),
         _again(comparison, found),
@@ -104,12 +104,15 @@ def _size(mean: MeanGain, metric: str, sign: int = 1) -> str:
     return f"{value}{words.points(metric)}{average} (95 % interval {low} to {high})"
 
 
-def _scores(row: "MethodRow", metric: str) -> str:
+def _scores(row: "MethodRow", metric: str, judged: int | None = None) -> str:
+    """The mean scores of the method and of training alone; over whom, if not all can be judged."""
+    every = f"Over all {row.served} sites with a score, "
+    every = every if judged is not None and judged < row.served else ""
     mean, alone = words.number(row.mean.mean, metric), words.number(row.alone.mean, metric)
     unit = words.unit(metric)
     return (
-        f"{words.label(row.method)} has a mean {METRICS[metric].title} of {mean}{unit}, training "
-        f"alone {alone}{unit}."
+        f"{every}{words.label(row.method)} has a mean {METRICS[metric].title} of {mean}{unit}, "
+        f"training alone {alone}{unit}."
     )
 
 
@@ -136,7 +139,7 @@ def _advice(comparison: "Comparison", found: Judgement, mean: MeanGain) -> str:
     if times > AT_MOST:
         return f" Even {AT_MOST:.0f} times as many test rows would hardly tell."
     now = sum(one.gain.samples for one in found.clients) / max(1, len(found.clients))
-    return f" About {_about(times * now)} test rows per site instead of {now:.0f} might tell."
+    return f" About {_about(times * now):,} test rows per site instead of {now:.0f} might tell."
 
 
 def _about(rows: float) -> int:
@@ -232,6 +235,16 @@ def _warnings(comparison: "Comparison") -> list[str]:
     if short:
         rows = f"test rows{_kind(comparison.metric)}"
         parts.append(f"too few {rows} to judge {words.listing(sorted(short))}, left out")
+    scores = comparison.site_scores(LOCAL)
+    roster = comparison.runs[0].roster
+    no_score = [
+        name
+        for i, name in enumerate(roster.clients)
+        if math.isnan(scores[i]) and comparison.test_rows(i) and name not in roster.weak
+    ]
+    if no_score and comparison.runs[0].outcomes is not None:  # else a site may not have answered
+        title = METRICS[comparison.metric].title
+        parts.append(f"the test rows of {words.listing(no_score)} have no {title}")
     weak = {c: lack for run in comparison.runs for c, lack in run.roster.weak.items()}
     if weak:
         named = [f"{client} ({lack})" for client, lack in weak.items()]
@@ -296,7 +309,7 @@ def _answer_of(comparison: "Comparison", i: int, called: Sequence[str]) -> SiteA
     relied = comparison.reliances.get(method) if method is not None else None
     helpers = [] if relied is None else [called[j] for j in relied.helpers(i)]
     mostly = relied is not None and relied.mostly(i)
-    rows = int(roster.n_test[i]) if one is None else one.gain.samples
+    rows = comparison.test_rows(i) if one is None else one.gain.samples
     text = f"{_sentence(comparison, one, rows)}{_relied(helpers, mostly)}"
     return SiteAnswer(
         name,
@@ -353,7 +366,7 @@ def _why_open(comparison: "Comparison", one: ClientGain) -> str:
     times = more_rows(gain.gain, math.sqrt(gain.variance))
     if times is None or times > AT_MOST:
         return ""
-    return f"; about {max(gain.samples + 1, _about(times * gain.samples))} test rows might tell"
+    return f"; about {max(gain.samples + 1, _about(times * gain.samples)):,} test rows might tell"
 
 
 def size_of(gain: Gain, metric: str) -> str:

@@ -7,6 +7,7 @@ from ..core.metrics import METRICS
 from ..runs.statistics import OverSeeds
 
 NONE = "—"
+UNKNOWN = "too few test rows for an interval"
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -54,6 +55,15 @@ def numbers(values: Sequence[float], metric: str) -> list[str]:
     return [number(value, metric, places=places) for value in values]
 
 
+def plain(value: float, places: int = 2) -> str:
+    """A number without a unit as text, with the minus sign that all other numbers have.
+
+    >>> plain(-0.613), plain(math.nan)
+    ('−0.61', '—')
+    """
+    return NONE if math.isnan(value) else f"{value:.{places}f}".replace("-", MINUS)
+
+
 def unit(metric: str) -> str:
     """The text that follows a score in a sentence: `` %`` or nothing."""
     return " %" if METRICS[metric].percent else ""
@@ -92,8 +102,28 @@ def interval(gain: float, low: float, high: float, metric: str) -> str:
     'a gain of 5.0 points (95 % interval 1.2 to 8.8)'
     """
     what = "gain" if gain >= 0 else "loss"
-    size, low_, high_ = numbers((abs(gain), low, high), metric)
-    return f"a {what} of {size}{points(metric)} (95 % interval {low_} to {high_})"
+    size, *_ = numbers((abs(gain), low, high), metric)
+    told = ends(gain, low, high, metric)
+    told = told if told == UNKNOWN else f"95 % interval {told}"
+    return f"a {what} of {size}{points(metric)} ({told})"
+
+
+def ends(gain: float, low: float, high: float, metric: str) -> str:
+    """The ends of a gain's interval, or that the test rows are too few to have one.
+
+    >>> ends(5.0, 1.2, 8.8, "accuracy"), ends(5.0, -math.inf, math.inf, "accuracy")
+    ('1.2 to 8.8', 'too few test rows for an interval')
+    """
+    if math.isfinite(gain) and math.isinf(low) and math.isinf(high):
+        return UNKNOWN
+    return " to ".join(numbers((gain, low, high), metric)[1:])
+
+
+def gain_cell(gain: float, low: float, high: float, metric: str) -> str:
+    """A gain with its interval, for a table: ``+5.0 (1.2 to 8.8)``; a dash if it is not known."""
+    if math.isnan(gain):
+        return NONE
+    return f"{number(gain, metric, sign=True)} ({ends(gain, low, high, metric)})"
 
 
 def size(value: float) -> str:
@@ -109,6 +139,17 @@ def size(value: float) -> str:
     power = min(int(math.log10(value) // 3), 4) if value >= 1 else 0
     scaled, name = value / 1000**power, ("B", "kB", "MB", "GB", "TB")[power]
     return f"{scaled:.0f} {name}" if power == 0 or scaled >= 100 else f"{scaled:.1f} {name}"
+
+
+def part(value: float | None) -> str:
+    """A part of a whole as a percentage; a dash if it is not known.
+
+    >>> part(0.4), part(1e-6), part(0), part(None)
+    ('40 %', '< 1 %', '0 %', '—')
+    """
+    if value is None:
+        return NONE
+    return "< 1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"
 
 
 def share(value: OverSeeds) -> str:

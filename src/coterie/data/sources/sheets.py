@@ -314,6 +314,12 @@ def describe(sheet: Sheet, name: str, category: bool) -> InputColumn:
         return InputColumn(name, "empty", True)
     levels = np.unique(np.array(pc.unique(categories(sheet, name)).to_pylist()))
     if len(levels) > MOST_LEVELS:
+        if all(DATE.match(level) for level in levels.tolist() if level != NO_CELL):
+            raise DataError(
+                f"column '{name}' holds {len(levels)} different dates ('{levels[0]}', …): say "
+                f"data.time = '{name}', so that later rows test what was learnt from earlier "
+                f"ones; or leave it out with data.drop = ['{name}']"
+            )
         raise DataError(
             f"column '{name}' holds {len(levels)} different texts ('{levels[0]}', '{levels[1]}', …)"
             f"; more than {MOST_LEVELS} is no category: {_unit_or_drop(name)}"
@@ -323,6 +329,7 @@ def describe(sheet: Sheet, name: str, category: bool) -> InputColumn:
 
 
 ID = re.compile(r"(?:^|_|\b)(?:id|nr|mrn|patient|person|subject|case|admission)(?:$|_|\b)", re.I)
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
 FEWEST_OF_ID = 20  # different values
 
 
