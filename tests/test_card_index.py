@@ -199,6 +199,8 @@ def test_claims_are_counted_at_the_largest_scale_that_judges_them_and_scales_are
     assert counts == ["2", "0", "2", "0", "0", "0"]
     assert "P1-T9, Fails with a cause | a bar: nothing is 150 points better" in told
     assert "- P1-T9, scale small, tried and left: ten rounds" in told
+    assert "1 claim partial." in told.partition(f"{all_of}small")[2]
+    assert not any("partial" in cells[6] for cells in rows(told, f"{all_of}small"))
     assert all(len(line) <= 200 for line in told.splitlines() if line.startswith("|"))
     called(capsys, "P1-T9", "--publish", "pub", "--columns", "few", "--seeds", "2")
     counts, told = page()  # partial at paper scale: the judgement at the scale small stands

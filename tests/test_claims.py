@@ -12,7 +12,6 @@ from coterie.studies.reproducing import reproduction
 
 # card, the beginning of its claim, methods that it needs
 CLAIMS = [
-    ("P1-T2", "FedFomo is above Local and FedAvg", ("local", "fedavg", "fedfomo@5")),
     ("P1-T3", "FedFomo is above Local and FedAvg", ("local", "fedavg", "fedfomo@5")),
     ("P2-T1", "On CIFAR-10 FedeRiCo is above Local", ("local", "federico")),
     ("P2-T1", "On CIFAR-10 Local is above FedAvg", ("local", "fedavg")),
@@ -25,6 +24,8 @@ CLAIMS = [
     ),
     ("P5-T1", "On IID data HeurFedAMP is level with FedAvg", ("local", "fedavg", "heurfedamp")),
 ]
+# where a few groups leave room above Local; with more, clients of one class have 100 %
+ROOM = {"P2-T1": ("CIFAR-10 2 groups",)}
 REAL = os.environ.get("COTERIE_DATA")
 
 
@@ -33,6 +34,7 @@ def judged(card, scale, beginning, methods, out):
     study = reproduction(card, scale).study
     (claim,) = [c for c in study.claims if c.text.startswith(beginning)]
     columns = [c.name for c in study.columns if not claim.columns or c.name in claim.columns]
+    columns = ROOM.get(card, columns) if scale == "digits" else columns
     how = {"columns": tuple(columns), "methods": methods, "changes": {"engine.threads": 1}}
     outcome = reproduction(card, scale, out=out, **how).run()
     (found,) = [j for j in outcome.judged if j.claim.text.startswith(beginning)]

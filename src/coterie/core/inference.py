@@ -24,6 +24,7 @@ from .metrics import Array, Floats
 from .paired_tests import LEVEL, Discordant, Gain, mid_p, two_sided
 
 SURE = 0.99  # probability of a gain, given what all sites show, at which a site may be told
+ALONE = 0.045  # level of the sites' own p-values; the other way to be told has the rest of 5 %
 OWN = 0.05  # the one-sided p-value that the site's own samples must reach in any case
 IDLE = 0.8  # share of sites without an effect above which the sites show nothing of one another
 POOLED = 3  # sites: fewer show nothing of one another
@@ -113,7 +114,7 @@ def told(gains: Floats, p: Floats, above: Floats, sure: float = SURE, own: float
     if count < POOLED:
         return np.where(adjusted < LEVEL, np.sign(gains), 0.0)
     idle = np.minimum(1.0, (1 + (p > 0.5).sum(-1, keepdims=True)) / (count / 2))
-    alone = adjusted * idle < LEVEL
+    alone = adjusted * idle < ALONE
     together = (np.where(gains > 0, above, 1.0 - above) >= sure) & (idle <= IDLE)
     return np.where((alone | together) & (p / 2 <= own), np.sign(gains), 0.0)
 

@@ -125,21 +125,25 @@ class Paper:
         lines += [*_claims(self.main), ""]
         lines += [*(f"![{text}]({PICTURES}/{file})\n" for file, text in pictures.items())]
         lines += ["## Its tables and figures", "", *self._tables(), "## Missing", ""]
-        lines += [*self._missing(), "", *self._tried(), ""]
+        lines += [*self._missing(), *self._tried(), ""]
         return "\n".join(lines).rstrip() + "\n"
 
     def _tables(self) -> Iterator[str]:
-        """One table of claims per scale; scales are never merged."""
+        """One table of claims per scale, partial ones at the paper's scale alone."""
         for scale in dict.fromkeys(one.scale for one in self.states):
             at = [one for one in self.states if one.scale == scale]
             found = [(one, j) for one in at for j in one.outcome.judged if j.state != NOT_RUN]
+            shown = [one for one in found if scale == PAPER or one[1].state in JUDGED]
             if found:
                 inside, compared = self.inside.get(scale, (0, 0))
-                yield f"### {scale}"
-                yield f"\n{inside} of {compared} printed numbers inside.\n" if compared else ""
-                yield from _claims(found)
-                yield ""
-                yield from _causes(found)
+                told = [f"{inside} of {compared} printed numbers inside."] if compared else []
+                rest = len(found) - len(shown)
+                told += [f"{rest} claim{'s' * (rest > 1)} partial."] if rest else []
+                yield f"### {scale}\n\n{' '.join(told)}\n"
+                if shown:
+                    yield from _claims(shown)
+                    yield ""
+                yield from _causes(shown)
 
     def _missing(self) -> Iterator[str]:
         """The runs of the paper's scale that are missing, and what they cost."""
