@@ -233,6 +233,17 @@ def test_a_method_of_ones_own_tells_by_its_docstring():
     assert "no paragraph 'Travels:'" in leaves("mine", Silent)
 
 
+def test_before_training_it_tells_to_how_many_a_model_goes_and_what_the_run_spends():
+    pytest.importorskip("opacus", reason="pip install 'coterie[dp]'")
+    asked = {"run": {"rounds": 2}, "privacy": {"noise": 1.0}}
+    asked |= {"algorithm": {"fedfomo": {"downloads": 3}}}
+    told = dict(coterie.doctor(asked, methods=["fedfomo"]).leaves)
+    spent = coterie.run(asked, method="fedfomo").summary["privacy"]["epsilon"]
+    assert "up to 3 raw models" in told["fedfomo"]
+    assert f"ε at most {max(spent.values()):.1f} at δ = 1e-05" in told["fedfomo"]
+    assert "ε" not in told["local"]
+
+
 # ---- the whole -----------------------------------------------------------------------------------
 
 

@@ -49,6 +49,16 @@ def test_the_section_says_who_used_a_raw_model_and_who_only_sent_to_averages():
     assert "Travels" in own.server
 
 
+def test_whoever_was_sent_a_model_had_it_whatever_weight_it_gets():
+    log = Log("fedfomo", 0, "accuracy", roster(3))
+    log.append(
+        record(0, np.full(3, 50.0), ONE)._replace(raw={1: frozenset({0}), 2: frozenset({0})})
+    )
+    run = log.run()
+    assert users_of([run]).tolist() == [2, 1, 0]  # the second has its weight by ONE alone
+    assert exposed({"fedfomo": [run]}).methods[0].peers == "0 to 2 of 2 other sites"
+
+
 def test_uploads_and_what_the_guard_rejected_are_counted_for_each_site():
     found = exposed({"fedavg": [history_of([None] * 5, "fedavg")]})  # rejects site-1 in round 3
     assert [line.uploads for line in found.sites] == [5, 4, 5]

@@ -12,16 +12,18 @@ from torch.func import grad
 
 import coterie
 from coterie.algorithms import ALGORITHMS
+from coterie.algorithms.apfl import APFL
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.federico import FedeRiCo
+from coterie.algorithms.scaffold import Scaffold
 from coterie.core import random, tree
 from coterie.core.algorithm import round_of
 from coterie.core.optim import Recipe
 from coterie.core.policies import declared, governed
 from coterie.core.privacy import Mechanism, Privacy, When, room
 from coterie.errors import ConfigError, EngineError
-from coterie.runs.accounting import epsilon
+from coterie.runs.accounting import epsilon, foreseen
 from support import (
     assert_close,
     backend_of,
@@ -115,6 +117,25 @@ def test_every_method_declares_the_gradients_that_it_takes(name, monkeypatch):
                 declares[query.gradients] += query.steps(on.problem.recipe, size)[1]
             mine = [count for query, count in taken.items() if query[0] == client]
             assert Counter(mine) == +declares, (index, client)
+
+
+EXACT = {"cobo", "fedala", "fedavg_data", "fedcollab", "feddbe", "fedpac", "fedrod", "pafl_ewc"}
+
+
+def test_what_sends_samples_or_exact_numbers_of_them_is_refused():
+    made = {name: declared(kind()) for name, kind in ALGORITHMS.items()}
+    assert {name for name, (method, found) in made.items() if found.refusal(method)} == EXACT
+    for method in (FedeRiCo(step="gradient"), Scaffold(control="full_gradient")):
+        with pytest.raises(ConfigError, match="exact gradient"):
+            private(method)
+
+
+def test_gradients_of_one_minibatch_count_as_one_with_less_noise():
+    pytest.importorskip("opacus", reason="pip install 'coterie[dp]'")
+    one = private(FedAvg(), Privacy(noise=1.0))[0].problem
+    two = private(APFL(), Privacy(noise=math.sqrt(2)))[0].problem
+    assert foreseen(two, APFL(), 3) == pytest.approx(foreseen(one, FedAvg(), 3))
+    assert foreseen(one, APFL(), 3) > 1.1 * foreseen(one, FedAvg(), 3)
 
 
 def test_an_undeclared_method_and_uncovered_settings_are_refused():

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -24,6 +24,7 @@ from ..engines.base import Work
 from ..engines.settings import EngineSettings, Length
 from ..engines.vmap import VmapBackend, compiler_version
 from ..errors import printable
+from ..runs.accounting import foreseen
 from ..runs.assemble import Assembly, assemble
 from ..runs.config.methods import Method
 from ..runs.estimate import peak_mib, timings
@@ -121,8 +122,7 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
         *repeated_warnings(made, repeated),
         *slow,
     )
-    private = config.privacy is not None
-    told = (ANY_METHOD, *(_leaving(method, private) for method in methods))
+    told = (ANY_METHOD, *(_leaving(assembly, method) for method in methods))
     return Diagnosis((*facts, *costs), warnings, sites, told, estimate)
 
 
@@ -141,12 +141,16 @@ def _vocabulary(federation: Federation) -> list[tuple[str, str]]:
     ]
 
 
-def _leaving(method: Method, private: bool) -> tuple[str, str]:
-    """A method's label, and what leaves a site under it."""
+def _leaving(assembly: Assembly, method: Method) -> tuple[str, str]:
+    """A method's label, what leaves a site under it, and the ε of the whole run."""
     known = method.label if method.label in EXPOSURES else method.name
-    made = method.build()
-    said = leaves(known, type(made))
-    if private and not made.traits.alone:
+    made, config = method.build(), assembly.config
+    named = {field.name: field.default for field in fields(method.algorithm)} | method.fields
+    said = leaves(known, type(made)).replace("to M raw", f"to {named.get('downloads')} raw")
+    if config.privacy is not None and not made.traits.alone:
+        problem = assembly.simulated(made, config.single(method, config.seeds[0])).problem
+        spent = foreseen(problem, made, config.run.rounds)
+        said += f"; ε at most {spent:.1f} at δ = {config.privacy.delta:g}"
         said += f"; [privacy] does not cover: {declared(made)[1].leaves}"
     return method.label, said
 

@@ -35,14 +35,33 @@ def solved(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> Problem:
     method, found = declared(algorithm)
     if found.refusal(method):
         return replace(problem, privacy=replace(privacy, noise=0.0))  # is refused for that
-    plan = Counter(
+    plan = tuple(_planned(problem, algorithm, rounds).items())
+    noise = _solved(plan, _sizes(problem), problem.recipe, *_asked(privacy))
+    return replace(problem, privacy=replace(privacy, noise=noise))
+
+
+def foreseen(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> float:
+    """The largest ε of a client that takes part in all rounds; infinite without privacy."""
+    privacy = problem.privacy
+    if privacy is None:
+        return math.inf
+    plan, noise = _planned(problem, algorithm, rounds), privacy.noise or 0.0
+    worst = _worst(plan, _sizes(problem), problem.recipe, noise, privacy.delta)
+    return epsilon(worst, privacy.delta)[0]
+
+
+def _planned(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> Counter[Query]:
+    """The gradients that a client takes in all rounds."""
+    method, found = declared(algorithm)
+    return Counter(
         query
         for index in range(rounds)
         for query in found.of(method, When(index, rounds, problem.population))
     )
-    sizes = {size for size in problem.counts.train if size}
-    noise = _solved(tuple(plan.items()), frozenset(sizes), problem.recipe, *_asked(privacy))
-    return replace(problem, privacy=replace(privacy, noise=noise))
+
+
+def _sizes(problem: Problem) -> frozenset[int]:
+    return frozenset(size for size in problem.counts.train if size)
 
 
 def _asked(privacy: Any) -> tuple[float, float]:
@@ -60,8 +79,7 @@ def _solved(
     """The smallest noise, to a thousandth of itself, with which no client's ε exceeds ``most``."""
 
     def worst(noise: float) -> Spent:
-        each = {_events(dict(plan), recipe, size, noise) for size in sizes}
-        return max(each, key=lambda spent: _renyi(spent, delta))
+        return _worst(dict(plan), sizes, recipe, noise, delta)
 
     low, high = LEAST_NOISE, MOST_NOISE
     if epsilon(worst(high), delta)[0] > most:
@@ -73,6 +91,14 @@ def _solved(
         middle = math.sqrt(low * high)
         low, high = (low, middle) if epsilon(worst(middle), delta)[0] <= most else (middle, high)
     return float(f"{high:.4g}") * (1 + 1e-3)
+
+
+def _worst(
+    plan: Mapping[Query, int], sizes: frozenset[int], recipe: Recipe, noise: float, delta: float
+) -> Spent:
+    """What the client that spends most spends, among clients of these sizes."""
+    each = {_events(plan, recipe, size, noise) for size in sizes}
+    return max(each, key=lambda spent: _renyi(spent, delta), default=())
 
 
 def _events(plan: Mapping[Query, int], recipe: Recipe, size: int, noise: float) -> Spent:

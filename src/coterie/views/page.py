@@ -28,7 +28,7 @@ from .clinical import ClinicalChoice
 from .clinical_page import ClinicalView, clinical_view
 from .figures import scatters
 from .judgement import Claim, models_of
-from .reliance import MOST_CLIENTS, Reliance, reliance
+from .reliance import MOST_CLIENTS, Reliance, reliance, seen_by
 from .svg import style
 from .table import methods_table, notes, run_facts, tests, to_html
 
@@ -101,7 +101,7 @@ def pretty(value: Mapping[str, Any]) -> str:
     return json.dumps(files.plain(dict(value)), indent=2, ensure_ascii=False, default=str)
 
 
-# ---- what leaves a site: what each method shows of it, to whom, and how many sites used its model
+# ---- what leaves a site: what each method shows of it, to whom, and how many sites had its model
 
 # Methods under which a site receives models of single other sites, or can compute them.
 RAW = ("fedfomo", "fedfomo_ma", "federico", "cobo")
@@ -118,7 +118,7 @@ class MethodExposure(NamedTuple):
     site: str
     stays: str
     sent: str  # bytes that one site sends for training, whole run
-    peers: str  # how many other sites used the raw model of a site
+    peers: str  # how many other sites had the raw model of a site
 
 
 class SiteExposure(NamedTuple):
@@ -127,7 +127,7 @@ class SiteExposure(NamedTuple):
     name: str
     uploads: int  # accepted uploads, of all methods and seeds
     rejected: str
-    users: tuple[str, ...]  # for each method of RAW: other sites that used this site's model
+    users: tuple[str, ...]  # for each method of RAW: other sites that had this site's model
 
 
 class Exposed(NamedTuple):
@@ -140,7 +140,7 @@ class Exposed(NamedTuple):
     @property
     def heads(self) -> tuple[str, ...]:
         """The headings of the table of sites."""
-        users = (f"{method}: used by" for method in self.raw)
+        users = (f"{method}: had by" for method in self.raw)
         return ("site", "uploads, all methods and seeds", "rejected", *users)
 
     @property
@@ -162,12 +162,12 @@ def exposed(runs: Mapping[str, Sequence[Run]], only: int | None = None) -> Expos
 
 
 def users_of(runs: Sequence[Run]) -> NDArray[np.int64] | None:
-    """For each site, the other sites that gave its model weight in any round ``[K]``.
+    """For each site, the other sites that had its model, or gave it weight, in any round ``[K]``.
 
-    The largest number over runs. A model that was received and got no weight is not counted. None
-    if the weights are not known.
+    The largest number over runs. Who had a model as it is, messages tell (:func:`seen_by`); who can
+    compute it from an average, only weights do. None if neither is known.
     """
-    counts = []
+    counts = [seen for run in runs if (seen := seen_by(run)).any()]
     for run in runs:
         if run.matrices and len(run.roster) <= MOST_CLIENTS:
             used = np.logical_or.reduce([dense(A) != 0 for A in run.matrices])
@@ -188,7 +188,8 @@ def _method_exposure(
     if users is not None:
         mine = users if only is None else users[[only]]
         span = str(mine.min()) if mine.min() == mine.max() else f"{mine.min()} to {mine.max()}"
-        seen = f"at least {span} of {peers} other sites"
+        least = "" if any(seen_by(run).any() for run in runs) else "at least "
+        seen = f"{least}{span} of {peers} other sites"
     server, site, stays = (part.replace("**", "").replace("`", "") for part in row[:3])
     sent = words.size(float(np.mean(up))) if only is None else words.NONE
     return MethodExposure(words.label(method), server, site, stays, sent, seen)
