@@ -133,15 +133,15 @@ class Cost(NamedTuple):
     told: str  # what the engine chose, or why it failed
 
 
-def costs(works: Iterable[Workload], repeats: int) -> Iterator[Cost]:
-    """Yield the cost of every method, with its defaults, on some workloads."""
+def costs(works: Iterable[Workload], names: Sequence[str], repeats: int) -> Iterator[Cost]:
+    """Yield the cost of these methods, with their defaults, on some workloads."""
     for work in works:
         on = work.simulation(torch.device("cpu"))
         fedavg = _prepared(ALGORITHMS["fedavg"](), on)
-        for name, method in ALGORITHMS.items():
+        for name in names:
             tell(f"{work.name}: {name}")
             try:
-                mine = fedavg if name == "fedavg" else _prepared(method(), on)
+                mine = fedavg if name == "fedavg" else _prepared(ALGORITHMS[name](), on)
                 with settings(threads=1):
                     turns = [(_cpu(fedavg), _cpu(mine)) for _ in range(WARM + repeats)][WARM:]
             except FAILURES as error:
@@ -279,7 +279,9 @@ def options() -> argparse.ArgumentParser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--scale", action="store_true", help="rounds of 10 to 1,000 clients")
     instead.add_argument("--population", action="store_true", help="100 of 100 to 10,000 clients")
-    instead.add_argument("--methods", action="store_true", help="methods against FedAvg, on a CPU")
+    instead.add_argument(
+        "--methods", metavar="A,B", help="methods against FedAvg, on a CPU; or all"
+    )
     instead.add_argument("--short", action="store_true", help="whole short runs against the loop")
     parser.add_argument("--json", action="store_true", help="print a list of objects")
     parser.add_argument("--force", action="store_true", help="measure even on a busy machine")
@@ -293,6 +295,8 @@ def main(arguments: list[str] | None = None) -> None:
     known = short.MODELS if asked.short else WORKLOADS
     if unknown := sorted(set(asked.names) - set(known)):
         parser.error(f"found {', '.join(unknown)}; expected {', '.join(known)}")
+    if lost := {*(asked.methods or "all").split(",")} - {"all", *ALGORITHMS}:
+        parser.error(f"--methods: found {', '.join(lost)}; see coterie list methods")
     if asked.repeats < 1:
         parser.error(f"--repeats: found {asked.repeats}; expected 1 or more")
     if asked.precision == "tf32" and asked.device == "cpu":
@@ -310,7 +314,8 @@ def main(arguments: list[str] | None = None) -> None:
         show(short.runs(asked.names or known, asked.repeats), SHORT, as_json=asked.json)
     elif asked.methods:
         works = [WORKLOADS[name] for name in asked.names or ("W1", "W4")]
-        show(costs(works, asked.repeats), BY_METHOD, as_json=asked.json)
+        names = list(ALGORITHMS) if asked.methods == "all" else asked.methods.split(",")
+        show(costs(works, names, asked.repeats), BY_METHOD, as_json=asked.json)
     else:
         works = [WORKLOADS[name] for name in asked.names or known]
         found = results(works, device, asked.precision, asked.repeats)

@@ -274,7 +274,7 @@ def test_methods_are_measured_beside_fedavg_and_who_fails_says_why(monkeypatch, 
     )
     few = {name: ALGORITHMS[name] for name in ("fedavg", "fedavg_data", "ditto")}
     monkeypatch.setattr(run, "ALGORITHMS", few)
-    run.main(["W1", "--methods", "--force", "--json", "--repeats", "1"])
+    run.main(["W1", "--methods", "all", "--force", "--json", "--repeats", "1"])
     fedavg, data, ditto = json.loads(capsys.readouterr().out)
     assert fedavg["over_fedavg"] > 0
     assert data["cpu_seconds"] is None
@@ -287,6 +287,7 @@ def test_methods_are_measured_beside_fedavg_and_who_fails_says_why(monkeypatch, 
     ("arguments", "message"),
     [
         (["W11"], "found W11; expected W1, W2"),
+        (["W1", "--methods", "fedavgg"], "found fedavgg"),
         (["W1", "--short"], "found W1; expected lenet5, fedavg_cnn"),
         (["W1", "--precision", "tf32"], "'tf32' is a GPU's"),
         (["--scale", "--population"], "not allowed with"),

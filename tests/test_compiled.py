@@ -73,6 +73,9 @@ OPERATIONS = {
     "neither in rows": lambda w, n, x: (x.t() @ w.view(6, 4).t()).flatten()[:24],
     "a product onto": lambda w, n, x: w - 0.1 * (x.t()[:4, :] @ x).flatten(),
     "long products": lambda w, n, x: w + (w.repeat(3)[None] @ w.repeat(3)[:, None]).sum(),
+    "products longer than a stack": lambda w, n, x: (
+        w + (w.repeat(9999)[None] @ w.repeat(9999)[:, None]).sum() / 9999
+    ),
     "wide products": lambda w, n, x: w + (w[:, None] @ w.repeat(2)[None]).sum(1),
 }
 

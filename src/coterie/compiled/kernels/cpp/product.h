@@ -2,6 +2,17 @@
 #pragma once
 #include "vector.h"
 
+// Room for so many entries: on the heap where a thread's stack might not hold them.
+template <size_t COUNT, bool FEW = COUNT * sizeof(real) <= 65536>
+struct Room {
+  real at[COUNT];
+};
+template <size_t COUNT>
+struct Room<COUNT, false> {
+  real* at = new real[COUNT];
+  ~Room() { delete[] at; }
+};
+
 // c[m][n] (+)= scale * sum over k of a[m][k] * b[k][n]. A is anywhere: entry (m, k) lies at
 // m * AM + k * AK. How B lies chooses the way.
 template <int M, int N, int K, int AM, int AK, int BK, int BN, int CM, bool ONTO>
@@ -51,7 +62,9 @@ struct Product {
     for (; n + LANES <= N; n += LANES) columns<1>(a, b + n, BK, c + n, CM, scale);
     constexpr int REST = N % LANES;
     if constexpr (REST != 0) {  // the last columns, in a full vector of their own
-      real wide[K * LANES], out[M * LANES];
+      Room<(size_t)K * LANES> wide_room;
+      Room<(size_t)M * LANES> out_room;
+      real *wide = wide_room.at, *out = out_room.at;
       for (int k = 0; k < K; k++)
         for (int i = 0; i < LANES; i++) wide[k * LANES + i] = i < REST ? b[k * BK + n + i] : 0;
       for (int m = 0; m < M; m++)
@@ -111,7 +124,8 @@ struct Product {
   }
 
   static NOT_INLINE void apply(const real* a, const real* b, real* c, real scale) {
-    if constexpr (BN == 1 || N == 1) {
+    constexpr bool DOT = N == 1 && K > 1024 && AK == 1 && BK == 1;  // of whole models, say
+    if constexpr ((BN == 1 || N == 1) && !DOT) {
       by_rows(a, b, c, scale);
     } else if constexpr (AK == 1 && BK == 1) {
       by_columns(a, b, c, scale);
