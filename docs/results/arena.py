@@ -53,74 +53,85 @@ def _cells() -> Iterable:
 
 
 def tables(path: Path) -> None:
-    """Ranks over both halves, every setting, and the ablation."""
+    """Ranks over both halves, every setting, and the ablation: means over seeds."""
     rows = list(csv.DictReader(path.open(encoding="utf-8")))
     scores: Scores = {}
     for row in rows:
         of = scores.setdefault(row["column"], {}).setdefault(row["method"], {})
         of[int(row["seed"])] = float(row["mean"])
-    first = {c: {m: seeds[0] for m, seeds in of.items() if 0 in seeds} for c, of in scores.items()}
     methods = [m for m in dict.fromkeys(r["method"] for r in rows) if "@" not in m]
-    whole = [c for c, of in first.items() if {*methods} <= {*of}]
-    _ranking(first, methods, whole, [r for r in rows if r["column"] in whole and r["seed"] == "0"])
-    _settings(scores, methods)
+    seeds = {c: _seeds(of, methods) for c, of in scores.items()}
+    whole = [c for c, found in seeds.items() if found]
+    used = [r for r in rows if int(r["seed"]) in seeds[r["column"]]]
+    _ranking({c: _means(scores[c], methods, seeds[c]) for c in whole}, used)
+    _settings(scores, methods, seeds)
     _ablation(scores)
 
 
-def _ranking(
-    scores: dict[str, dict[str, float]],
-    methods: list[str],
-    whole: list[str],
-    rows: list[dict[str, str]],
-) -> None:
-    """Seed 0, in the settings in which all methods were run."""
-    of = {c: [scores[c][m] for m in methods] for c in whole}
-    ranks = {c: dict(zip(methods, rankdata(np.negative(v)), strict=True)) for c, v in of.items()}
-    halves = [c for c in whole if c in LOOKED], [c for c in whole if c not in LOOKED]
+def _seeds(of: dict[str, dict[int, float]], methods: Iterable[str]) -> list[int]:
+    """The seeds with which all of some methods were run."""
+    return sorted(set.intersection(*({*of.get(m, {})} for m in methods)))
+
+
+def _means(
+    of: dict[str, dict[int, float]], methods: Iterable[str], seeds: Iterable[int]
+) -> dict[str, float]:
+    return {m: float(np.mean([of[m][s] for s in seeds])) for m in methods}
+
+
+def _ranking(scores: dict[str, dict[str, float]], rows: list[dict[str, str]]) -> None:
+    """The settings in which all methods were run."""
+    ranks = {
+        c: dict(zip(of, rankdata([-v for v in of.values()]), strict=True))
+        for c, of in scores.items()
+    }
+    halves = [c for c in scores if c in LOOKED], [c for c in scores if c not in LOOKED]
     clients = sum(int(row["clients"]) for row in rows if row["method"] == LOCAL)
     heads = f"mean rank | first half ({len(halves[0])}) | second half ({len(halves[1])})"
     heads += f" | within {CLOSE} of the best | largest loss | mean loss | worse than alone"
     print(f"| method | {heads}, of {clients} |")
     print("| --- | ---: | ---: | ---: | ---: | --- | ---: | ---: |")
-    for m in sorted(methods, key=lambda m: np.mean([ranks[c][m] for c in whole])):
-        loss = {c: max(of[c]) - scores[c][m] for c in whole}
+    methods = next(iter(scores.values()))
+    for m in sorted(methods, key=lambda m: np.mean([ranks[c][m] for c in scores])):
+        loss = {c: max(of.values()) - of[m] for c, of in scores.items()}
         most = max(loss, key=lambda c: loss[c])
-        cells = [_mean([ranks[c][m] for c in some]) for some in (whole, *halves)]
+        cells = [_mean([ranks[c][m] for c in some]) for some in (scores, *halves)]
         near = sum(value <= CLOSE for value in loss.values())
         worse = sum(int(row["worse"]) for row in rows if row["method"] == m)
-        cells += [f"{near} of {len(whole)}", f"{loss[most]:.1f} ({most})", _mean([*loss.values()])]
+        cells += [f"{near} of {len(scores)}", f"{loss[most]:.1f} ({most})", _mean([*loss.values()])]
         print(f"| {_shown(m)} | {' | '.join(cells)} | {worse} |")
     print()
 
 
-def _settings(scores: Scores, methods: list[str]) -> None:
-    """Seed 0, in which all were run, and circle's lead over Local in all its seeds."""
-    print("| setting | half | circle | best other | FedAvg | Local | loss | over Local, by seed |")
-    print("| --- | --- | ---: | --- | ---: | ---: | ---: | --- |")
-    for column, of in scores.items():
-        known = {m: of[m][0] for m in methods if 0 in of.get(m, {})}
-        if CIRCLE not in known:
-            continue
+def _settings(scores: Scores, methods: list[str], seeds: dict[str, list[int]]) -> None:
+    """Circle, the best of the others, and circle's lead over Local in each seed."""
+    print("| setting | half | seeds | circle | best other | FedAvg | Local | loss | over Local |")
+    print("| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | --- |")
+    for column, found in seeds.items():
+        of = scores[column]
+        known = _means(of, methods, found)
         best = max((m for m in known if m != CIRCLE), key=lambda m: known[m])
         loss = max(0.0, known[best] - known[CIRCLE])
-        cells = ["first" if column in LOOKED else "second", f"{known[CIRCLE]:.1f}"]
-        cells += [f"{_shown(best)} {known[best]:.1f}"]
+        cells = ["first" if column in LOOKED else "second", str(len(found))]
+        cells += [f"{known[CIRCLE]:.1f}", f"{_shown(best)} {known[best]:.1f}"]
         cells += [f"{known[m]:.1f}" for m in ("fedavg", LOCAL)] + [f"{loss:.1f}"]
-        lead = {s: v - of[LOCAL][s] for s, v in sorted(of[CIRCLE].items()) if s in of[LOCAL]}
-        cells.append(", ".join(f"{value:+.1f}" for value in lead.values()))
+        cells.append(", ".join(f"{of[CIRCLE][s] - of[LOCAL][s]:+.1f}" for s in found))
         print(f"| {column} | {' | '.join(cells)} |")
     print()
 
 
 def _ablation(scores: Scores) -> None:
+    """Each variant against circle, over the seeds that it was run with."""
     variants = [m for m in dict.fromkeys(m for of in scores.values() for m in of) if "@" in m]
     columns = [c for c, of in scores.items() if any(v in of for v in variants)]
     print(f"| without | {' | '.join(columns)} |")
     print(f"| --- |{' ---: |' * len(columns)}")
-    print(f"| circle | {' | '.join(f'{scores[c][CIRCLE][0]:.1f}' for c in columns)} |")
+    print(f"| circle | {' | '.join(_mean([*scores[c][CIRCLE].values()]) for c in columns)} |")
     for v in variants:
         gaps = [
-            f"{scores[c][v][0] - scores[c][CIRCLE][0]:+.1f}" if v in scores[c] else ""
+            f"{np.mean([at - scores[c][CIRCLE][s] for s, at in scores[c][v].items()]):+.1f}"
+            if v in scores[c]
+            else ""
             for c in columns
         ]
         print(f"| {v} | {' | '.join(gaps)} |")
