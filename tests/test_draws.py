@@ -37,12 +37,22 @@ def test_uniform_looks_uniform():
     assert pairs[0, 1].abs() < 0.01
 
 
-def test_normal_has_its_moments():
-    z = random.normal(5, torch.arange(100_000))
+@pytest.mark.parametrize("draw", [random.normal, random.normal_pairs])
+def test_normal_has_its_moments(draw):
+    z = draw(5, torch.arange(100_000)).double()
     assert z.isfinite().all()
     assert abs(z.mean()) < 0.02
     assert abs(z.std() - 1) < 0.02
     assert abs((z**4).mean() - 3) < 0.15
+
+
+def test_the_draws_of_a_pair_are_normal_together(monkeypatch):
+    first, second = random.normal_pairs(5, torch.arange(100_000)).double().chunk(2)
+    assert abs((first * second).mean()) < 0.02
+    assert abs((first.square() * second.square()).mean() - 1) < 0.05
+    ends = torch.tensor([0, -1, 1 << 63 - 1])
+    monkeypatch.setattr(random, "bits", lambda *words: ends)
+    assert random.normal_pairs(0).isfinite().all()
 
 
 def test_permutation_is_one_and_differs_between_rows():

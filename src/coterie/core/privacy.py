@@ -140,7 +140,7 @@ class Mechanism:
     models: tuple[Tensor, ...] = ()  # which of several models that are trained side by side
     scan: int = 0  # number of the pass over minibatches
     call: int = 0  # number of the gradient within a step
-    entries: Tensor = _NONE  # of a gradient
+    pairs: Tensor = _NONE  # the numbers of the pairs of a gradient's entries
     table: tuple[Tensor, int, Tensor | None] = (_NONE, -1, None)  # the samples of a pass
 
     def beside(
@@ -162,7 +162,7 @@ class Mechanism:
     def prepare(self, drawn_for: DrawnFor, steps: int, parameters: int) -> None:
         """Compute what the steps of a pass read: a traced step must not make it."""
         device = drawn_for[0].device
-        self.entries = torch.arange(parameters, device=device)
+        self.pairs = torch.arange((parameters + 1) // 2, device=device)
         numbers = torch.arange(steps, device=device)[:, None]
         table = None if self.secret else self._poisson(drawn_for, numbers)
         self.table = (drawn_for[0], self.scan, table)
@@ -186,7 +186,8 @@ class Mechanism:
         places = torch.arange(int(size) + 1 if self.secret else room(batch), device=stream.device)
         size = size.clamp(min=1)
         q = (batch / size.to(torch.float64)).clamp(max=1)
-        luck = self._drawn(random.uniform, random.secret_uniform, "poisson", stream, number, places)
+        draws = random.uniform, random.secret_uniform, len(places)
+        luck = self._drawn(*draws, "poisson", stream, number, places)
         gaps = (torch.log1p(-luck) / torch.log1p(-q)).floor() + 1
         return (gaps.cumsum(-1) - 1).clamp(max=size).to(torch.int64)
 
@@ -224,11 +225,11 @@ class Mechanism:
         else:
             total = _explicit(client, w, batch, loss or client.loss, clip)
         if sigma:
-            drawn = random.normal, random.secret_normal
-            ready = len(self.entries) == len(w)
-            places = self.entries if ready else torch.arange(len(w), device=w.device)
-            z = self._drawn(*drawn, f"noise {self.call}", stream, number, places)
-            total = total + sigma * clip * z.to(total)
+            half = (len(w) + 1) // 2
+            pairs = self.pairs if len(self.pairs) == half else torch.arange(half, device=w.device)
+            draws = random.normal_pairs, random.secret_normal, len(w)
+            z = self._drawn(*draws, f"noise {self.call}", stream, number, pairs)
+            total = total + sigma * clip * z[: len(w)].to(total)
         self.call += 1
         return total / client.size.clamp(min=1, max=client.recipe.batch)
 
@@ -236,6 +237,7 @@ class Mechanism:
         self,
         public: Callable[..., Tensor],
         secret: Callable[..., Tensor],
+        count: int,
         purpose: str,
         stream: Tensor,
         number: int | Tensor,
@@ -245,7 +247,7 @@ class Mechanism:
         if self.secret is None:
             return public(*words, places)
         named = (word if isinstance(word, str) else int(word) for word in words)
-        return secret(self.secret, len(places), *named).to(stream.device)
+        return secret(self.secret, count, *named).to(stream.device)
 
 
 def _explicit(client: "Client", w: Tensor, batch: "Batch", loss: "Loss", clip: float) -> Tensor:

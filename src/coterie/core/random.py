@@ -83,6 +83,18 @@ def normal(*words: Word) -> Tensor:
     return torch.erfinv(centred.clamp(max=1 - 2.0**-53)) * math.sqrt(2.0)  # 1 has no finite one
 
 
+def normal_pairs(*words: Word) -> Tensor:
+    """Two standard normals, float32, for every entry of words: all first ones, then all second.
+
+    Box and Muller's: a hash is half as long as two, and erfinv is slow in float64.
+    """
+    drawn = bits(*words)
+    radius = ((drawn & 0xFFFFFFFF).to(torch.float32) + 0.5) * 2.0**-32
+    angle = _shifted(drawn, 32).to(torch.float32) * (math.pi * 2.0**-31)
+    radius = (-2.0 * radius.log()).sqrt()
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)
+
+
 # ---- draws from a secret -------------------------------------------------------------------------
 
 # All draws above are no cipher: who sees some of them finds the seed. These are AES-256 in counter
