@@ -89,7 +89,7 @@ def test_on_stock_supernodes_the_digest_is_the_simulations(net, method, particip
 @pytest.mark.parametrize("round", range(4))
 @pytest.mark.parametrize("victim", ["site", "node", "link", "exec", "serverapp", "run"])
 def test_after_a_kill_in_any_round_the_digest_is_the_simulations(net, victim, round):
-    """``run`` is the operator's ``flwr run``, which only shows lines; ``exec`` starts ServerApps."""
+    """``run`` is ``flwr run``, which only shows lines; ``exec`` starts ServerApps."""
     config, out = asked(net, "scaffold", rounds=4)
     net.run(config=config, out=out)
     lines = out / "rounds.jsonl"

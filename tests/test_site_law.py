@@ -25,6 +25,8 @@ from coterie.deploy.federated import federated
 from coterie.deploy.folders import FederationFolder, SiteFolder
 from coterie.deploy.holdings import Holdings
 from coterie.deploy.protocol import (
+    HEAD,
+    MAGIC,
     Approved,
     Ask,
     Description,
@@ -449,8 +451,7 @@ def finished(folders):
     """An attacker after an agreed run, and the messages of its rounds."""
     transport = Recorded({name: handler_of(folder) for name, folder in folders.items()})
     executed(setting_of(ASKED, transport))
-    start = len(b"coterie1") + 64
-    return Attacker(folders), [message[start:] for message in transport.kept]
+    return Attacker(folders), [message[HEAD:] for message in transport.kept]
 
 
 def changed(message, **values):
@@ -486,7 +487,7 @@ def test_a_run_in_rounds_answers_only_so_many_other_forms_of_a_round(folders):
     with pytest.raises(StopError):
         executed(setting_of(ASKED, transport))
     attacker = Attacker(folders)
-    first = transport.kept[0][len(b"coterie1") + 64 :]
+    first = transport.kept[0][HEAD:]
     answered = [attacker.reason(changed(first, metric=str(at))) for at in range(40)]
     assert answered.count(None) <= 3 + 20
     assert answered[-1] == "wrong_round"
@@ -589,7 +590,7 @@ def test_only_the_operator_is_read(folders):
         Signed(None, other, "fed")._signed("ash", message),
         attacker.signed._signed("birch", message),
         replace_last(attacker.signed._signed("ash", message)),
-        b"coterie1",
+        MAGIC,
     )
     for data in strangers:
         assert refused_by(attacker.handler.answer(data))[0] == "unsigned"
@@ -705,7 +706,7 @@ def asked_of_a_site(tmp_path_factory):
     transport.every = True
     done = setting_of(ASKED, transport)
     executed(done)
-    messages = [one[len(b"coterie1") + 64 :] for one in transport.kept]
+    messages = [one[HEAD:] for one in transport.kept]
     (divide,) = (one for one in messages if read_head(one)["kind"] == "divide")
     (name,) = (path.name for path in folders["ash"].experiments.iterdir())
     pool = {"division": json.loads(bytes(decode(divide, {}).body[0].numpy())), "share": 0.1}
@@ -917,7 +918,7 @@ def test_a_private_round_is_answered_in_one_form(folders):
     transport.spoil = stop
     with pytest.raises(KeyboardInterrupt):
         executed(setting_of(asked, transport))
-    first, attacker = transport.kept[0][len(b"coterie1") + 64 :], Attacker(folders)
+    first, attacker = transport.kept[0][HEAD:], Attacker(folders)
     assert attacker.reason(first) is None
     assert attacker.reason(changed(first, metric="f1")) == "wrong_round"
 

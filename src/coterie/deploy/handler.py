@@ -30,7 +30,7 @@ from ..runs import environment
 from ..runs.config.schema import Config
 from ..storage import files
 from ..storage.files import parsed
-from .approval import Approval, Approvals, Asked, ForbiddenError, RoundGate
+from .approval import MIB, Approval, Approvals, Asked, ForbiddenError, RoundGate
 from .division import ChangedError
 from .holdings import Holdings
 from .peer_part import serverless
@@ -63,6 +63,7 @@ RAW_SAMPLES = (
 )
 CODE = "code"  # in a site's folder: copies of the files that its owner allows a config to name
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
+BEFORE_APPROVAL = MIB  # bytes of a message
 MOST_OPEN = 4  # experiments that are kept in memory
 MOST_PAIRS = 1000  # seeds of a comparison
 MOST_SAID = 500  # characters of a sentence in the log
@@ -94,6 +95,11 @@ class SiteHandler:
         self._open: dict[str, Open] = {}
         self._code = allowed_code(folder)
         self._told: tuple[str, ...] = ()  # what the answer that is being made holds
+
+    def largest(self) -> int:
+        """Bytes of the largest message that may arrive now: few while no approval holds."""
+        most = self._folder.limits.message_mib * MIB
+        return most if self._approvals.hold() else min(most, BEFORE_APPROVAL)
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message; a refusal, never an exception, if the message is not accepted.
@@ -336,7 +342,7 @@ class SiteHandler:
         folder = self._folder
         if folder.name not in agreement.clients:
             raise ForbiddenError("wrong_client", f"'{folder.name}' is not among the clients")
-        most = folder.limits.message_mib * 2**20
+        most = folder.limits.message_mib * MIB
         schema, population = agreement.schema, len(agreement.clients)
         shared = unpacked(pool, agreement.pool, schema, population) if agreement.pool else None
         secret = partial(self._secret, agreement)

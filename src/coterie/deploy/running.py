@@ -126,6 +126,10 @@ class _Watched:
         self._seconds += time.monotonic() - begun
         return reply
 
+    def largest(self) -> int:
+        """Bytes of the largest message that may arrive now."""
+        return self._handler.largest()
+
     def measures(self) -> Iterator[Measure]:
         """What Prometheus may know."""
         for name, said, value in (
