@@ -115,6 +115,10 @@ class Taking:
         with TURN:
             return self._handler.answer(data)
 
+    def largest(self) -> int:
+        """Bytes of the largest message that may arrive now."""
+        return self._handler.largest()
+
 
 @contextlib.contextmanager
 def direct(home: Path, sites: list[SiteFolder], together: bool) -> Iterator[None]:

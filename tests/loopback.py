@@ -42,6 +42,9 @@ class Echo:
         self.asked += 1
         return self.name + data
 
+    def largest(self) -> int:
+        return 2**25
+
 
 class Background:
     """Work in a thread that ends when its event is set; an error in it fails the test."""

@@ -23,6 +23,7 @@ from coterie.deploy import coordinator, direct, keys, mailbox
 from coterie.deploy.coordinator import Coordinator, Registry
 from coterie.deploy.direct import DirectTransport
 from coterie.deploy.folders import FederationFolder
+from coterie.deploy.protocol import HEAD
 from coterie.errors import ConfigError, EngineError, StoreError
 from coterie.storage.files import write_text
 from loopback import LIMITS, PATIENT, Background, Echo, Loopback, Proxy, read_response, until
@@ -181,14 +182,14 @@ def test_what_is_too_large_is_unreadable_at_once_and_the_next_message_arrives(ne
 
 
 def test_a_site_reads_no_message_beyond_its_own_limit(net):
-    site, handler = net.sites["a"], Echo()
-    limits = site.limits.model_copy(update={"message_mib": 1})
-    net.sites["a"] = replace(site, limits=limits)
+    handler = Echo()
+    handler.largest = lambda: 2**20
     net.agent("a", handler)
+    most = 2**20 + HEAD
     with net.operator() as operator:
-        assert operator.ask({"a": bytes(2**20 + 1)}, 0) == {"a": "unreadable"}
+        assert operator.ask({"a": bytes(most + 1)}, 0) == {"a": "unreadable"}
         assert handler.asked == 0
-        assert operator.ask({"a": bytes(2**20)}, 0) == {"a": bytes(2**20)}
+        assert operator.ask({"a": bytes(most)}, 0) == {"a": bytes(most)}
 
 
 @pytest.fixture
@@ -870,6 +871,10 @@ else:
         def answer(self, data):
             time.sleep(0.2)
             return path.name.encode() + data
+
+        def largest(self):
+            return 2**20
+
     serve(SiteFolder.open(path), Slow(), stop)
 print("clean", flush=True)
 """

@@ -11,6 +11,7 @@ from coterie.core.algorithm import Mixture, client_digest
 from coterie.deploy import peer_site, peers
 from coterie.deploy.peer_site import PeerSite
 from coterie.deploy.peers import run_among_peers
+from coterie.deploy.protocol import HEAD, MAGIC
 from coterie.deploy.site_folder import SiteFolder
 from coterie.deploy.site_model import export_site
 from coterie.engines.codec import Message, decode, encode, refusal, refused_by
@@ -240,8 +241,7 @@ def test_what_was_agreed_to_be_sealed_never_travels_open(folders, tmp_path):
     """After an agreement among peers the operator asks for a round of training, and more rounds."""
     wire = Wire(folders)
     run(wire, tmp_path / "out")
-    start = len(b"coterie1") + 64
-    asked = [one[start:] for one in wire.seen if one.startswith(b"coterie1")]
+    asked = [one[HEAD:] for one in wire.seen if one.startswith(MAGIC)]
     (step,) = [one for one in asked if b'"train"' in one[:400]][:1]
     head, body = decode(step, {})
     from test_site_law import Attacker

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,10 +24,12 @@ from coterie.deploy.flower import GridTransport
 from coterie.deploy.flower_client import BODY, RECORD
 from coterie.deploy.folders import FederationFolder, write_app
 from coterie.deploy.local_federation import local_sites
+from coterie.deploy.protocol import HEAD, Signed, signed
 from coterie.deploy.site_socket import checked_answer, hello, serve, signed_answer
+from coterie.engines.codec import refused_by
 from coterie.errors import ConfigError, StoreError
 from flower_net import until
-from loopback import Background, Echo, free_port
+from loopback import LIMITS, Background, Echo, free_port
 from sites import FAST, handler_of
 
 DIGITS = {**FAST, "data": {"name": "digits"}, "partition": {"name": "iid", "clients": 3}}
@@ -90,6 +93,16 @@ class Nodes:
         return [self._replies.pop(key) for key in keys if key in self._replies]
 
 
+class Read(Echo):
+    """An echo of what is inside of a signed message."""
+
+    def answer(self, data):
+        return super().answer(data[HEAD:])
+
+    def largest(self):
+        return LIMITS.message
+
+
 class Net:
     """Three sites behind their sockets, each behind a node."""
 
@@ -116,12 +129,16 @@ class Net:
         return [site.name for site in self.folders]
 
     def transport(self, deadline=20.0):
-        return GridTransport(self.grid, self.fed, deadline=deadline)
+        made = GridTransport(self.grid, self.fed, deadline=deadline)
+        return Signed(made, self.fed.operator_key(), self.fed.name)
+
+    def signed(self, data, at=0):
+        return signed(data, self.fed.operator_key(), self.fed.name, self.names[at])
 
 
 @pytest.fixture
 def net(tmp_path, monkeypatch):
-    made = Net(tmp_path, monkeypatch, lambda site: Echo(site.name))
+    made = Net(tmp_path, monkeypatch, lambda site: Read(site.name))
     yield made
     for each in made.serving:
         each.end()
@@ -134,7 +151,7 @@ def net(tmp_path, monkeypatch):
 def test_the_digest_is_that_of_the_simulation(tmp_path, monkeypatch, method, participation):
     net = Net(tmp_path, monkeypatch, handler_of)
     asked = {"method": method, "participation": participation}
-    there = api.run_config(api.configure(net.asked, **asked), transport=net.transport())
+    there = api.run_config(api.configure(net.asked, **asked), transport=net.transport()._transport)
     here = coterie.run(DIGITS, engine="loop", **asked)
     assert there.summary["digest"] == here.summary["digest"]
     for each in net.serving:
@@ -218,7 +235,7 @@ def test_a_node_cannot_pose_as_a_site_whose_key_it_has_not(net):
     bodies = dict.fromkeys(net.names[:2], b"a model")
     answers = net.transport().ask(bodies, 0)
     assert answers == {name: name.encode() + b"a model" for name in bodies}
-    assert (2, b"a model") not in net.grid.asked
+    assert not any(node == 2 and body.endswith(b"a model") for node, body in net.grid.asked)
 
 
 def test_a_revoked_site_is_asked_no_more(net):
@@ -262,29 +279,23 @@ def told(path, data, close=True):
 
 def test_a_site_signs_request_and_answer(net):
     site, certificate = net.folders[0], net.folders[0].certificate.read_bytes()
-    answer = told(net.sockets[0], b"a question")
-    assert checked_answer(certificate, b"a question", answer) == site.name.encode() + b"a question"
-    for request, data in (
-        (b"another", answer),
-        (b"a question", answer + b"x"),
-        (b"a question", b""),
-    ):
+    asked, other = net.signed(b"a question"), net.signed(b"another")
+    answer = told(net.sockets[0], asked)
+    assert checked_answer(certificate, asked, answer) == site.name.encode() + b"a question"
+    for request, data in ((other, answer), (asked, answer + b"x"), (asked, b"")):
         with pytest.raises(StoreError):
             checked_answer(certificate, request, data)
     with pytest.raises(StoreError):
-        checked_answer(net.folders[1].certificate.read_bytes(), b"a question", answer)
+        checked_answer(net.folders[1].certificate.read_bytes(), asked, answer)
 
 
 def test_a_site_says_who_it_is_to_its_operator_alone(net, tmp_path):
     """The same question from another operator, or of another federation, is no such question."""
-    name = net.folders[0].name.encode()
     asked = hello(net.fed.operator_key(), net.fed.name)
-    assert told(net.sockets[0], asked).partition(b"\n")[2] == name
+    assert told(net.sockets[0], asked).partition(b"\n")[2] == net.folders[0].name.encode()
     other = keys.make_operator()[0]
     for question in (hello(other, net.fed.name), hello(net.fed.operator_key(), "another")):
-        assert (
-            told(net.sockets[0], question).partition(b"\n")[2] == name + question
-        )  # the handler's
+        assert b"unsigned" in told(net.sockets[0], question)
 
 
 def test_only_the_group_may_use_the_socket_and_a_folder_for_everybody_is_refused(net, tmp_path):
@@ -294,19 +305,56 @@ def test_only_the_group_may_use_the_socket_and_a_folder_for_everybody_is_refused
         serve(net.folders[0], tmp_path / "open" / "socket", Echo(), threading.Event())
 
 
-def test_a_request_that_is_too_large_or_too_slow_is_not_read(net, monkeypatch):
+def test_a_request_that_is_too_slow_is_not_read(net, monkeypatch):
     monkeypatch.setattr(site_socket, "PATIENCE", 0.2)
-    assert told(net.sockets[0], b"half of it", close=False) == b""
-    assert told(net.sockets[0], b"whole").endswith(b"whole")
+    whole = net.signed(b"whole")
+    assert told(net.sockets[0], whole[:-1], close=False) == b""
+    assert told(net.sockets[0], whole).endswith(b"whole")
+
+
+def test_a_request_that_is_too_large_is_refused_with_the_reason(net):
+    large = net.signed(bytes(LIMITS.message + 1))
+    said = checked_answer(
+        net.folders[0].certificate.read_bytes(), large, told(net.sockets[0], large)
+    )
+    assert refused_by(said)[0] == "policy"
+
+
+@pytest.mark.parametrize("who", ["stranger", "replayed"])
+def test_half_sent_messages_fill_no_memory(net, monkeypatch, who):
+    """Whoever has the socket's group held as many whole messages as there are connections."""
+    monkeypatch.setattr(site_socket, "PATIENCE", 2.0)
+    size = LIMITS.message - 1
+    data = (bytes(size + HEAD) if who == "stranger" else net.signed(bytes(size)))[:-1]
+    tracemalloc.start()
+
+    def half():
+        with socket.socket(socket.AF_UNIX) as site, contextlib.suppress(OSError):
+            site.settimeout(3.0)
+            site.connect(str(net.sockets[0]))
+            site.sendall(data)
+            site.recv(1)
+
+    try:
+        flood = [threading.Thread(target=half) for _ in range(site_socket.MOST_OPEN)]
+        for each in flood:
+            each.start()
+        for each in flood:
+            each.join()
+        assert tracemalloc.get_traced_memory()[1] < 3 * size
+    finally:
+        tracemalloc.stop()
+    until(lambda: told(net.sockets[0], net.signed(b"?")) != b"", 20)
 
 
 def test_more_connections_than_places_are_closed_and_places_come_back(net, monkeypatch):
+    asked = net.signed(b"?")
     with contextlib.ExitStack() as held:
         for _ in range(site_socket.MOST_OPEN):
             idle = held.enter_context(socket.socket(socket.AF_UNIX))
             idle.connect(str(net.sockets[0]))
-        until(lambda: told(net.sockets[0], b"?") == b"", 20)
-    until(lambda: told(net.sockets[0], b"?") != b"", 20)
+        until(lambda: told(net.sockets[0], asked) == b"", 20)
+    until(lambda: told(net.sockets[0], asked) != b"", 20)
 
 
 HOSTILE = """

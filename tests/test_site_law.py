@@ -5,8 +5,11 @@ import logging
 import math
 import random
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +21,15 @@ from safetensors.torch import save
 import coterie
 from coterie.core.tree import map_leaves
 from coterie.data.partition import Fold
-from coterie.deploy import keys
+from coterie.deploy import approval, keys
 from coterie.deploy.approval import Approvals
 from coterie.deploy.division import ChangedError, SiteDivision
 from coterie.deploy.federated import federated
 from coterie.deploy.folders import FederationFolder, SiteFolder
 from coterie.deploy.holdings import Holdings
 from coterie.deploy.protocol import (
+    HEAD,
+    MAGIC,
     Approved,
     Ask,
     Description,
@@ -44,6 +49,7 @@ from coterie.engines.site import MODEL
 from coterie.runs.config.loading import merge
 from coterie.runs.plan import Plan
 from fuzz.answers import mutated
+from hostile import contents
 from sites import (
     FAST,
     InProcess,
@@ -449,8 +455,7 @@ def finished(folders):
     """An attacker after an agreed run, and the messages of its rounds."""
     transport = Recorded({name: handler_of(folder) for name, folder in folders.items()})
     executed(setting_of(ASKED, transport))
-    start = len(b"coterie1") + 64
-    return Attacker(folders), [message[start:] for message in transport.kept]
+    return Attacker(folders), [message[HEAD:] for message in transport.kept]
 
 
 def changed(message, **values):
@@ -486,7 +491,7 @@ def test_a_run_in_rounds_answers_only_so_many_other_forms_of_a_round(folders):
     with pytest.raises(StopError):
         executed(setting_of(ASKED, transport))
     attacker = Attacker(folders)
-    first = transport.kept[0][len(b"coterie1") + 64 :]
+    first = transport.kept[0][HEAD:]
     answered = [attacker.reason(changed(first, metric=str(at))) for at in range(40)]
     assert answered.count(None) <= 3 + 20
     assert answered[-1] == "wrong_round"
@@ -589,7 +594,7 @@ def test_only_the_operator_is_read(folders):
         Signed(None, other, "fed")._signed("ash", message),
         attacker.signed._signed("birch", message),
         replace_last(attacker.signed._signed("ash", message)),
-        b"coterie1",
+        MAGIC,
     )
     for data in strangers:
         assert refused_by(attacker.handler.answer(data))[0] == "unsigned"
@@ -705,7 +710,7 @@ def asked_of_a_site(tmp_path_factory):
     transport.every = True
     done = setting_of(ASKED, transport)
     executed(done)
-    messages = [one[len(b"coterie1") + 64 :] for one in transport.kept]
+    messages = [one[HEAD:] for one in transport.kept]
     (divide,) = (one for one in messages if read_head(one)["kind"] == "divide")
     (name,) = (path.name for path in folders["ash"].experiments.iterdir())
     pool = {"division": json.loads(bytes(decode(divide, {}).body[0].numpy())), "share": 0.1}
@@ -917,7 +922,7 @@ def test_a_private_round_is_answered_in_one_form(folders):
     transport.spoil = stop
     with pytest.raises(KeyboardInterrupt):
         executed(setting_of(asked, transport))
-    first, attacker = transport.kept[0][len(b"coterie1") + 64 :], Attacker(folders)
+    first, attacker = transport.kept[0][HEAD:], Attacker(folders)
     assert attacker.reason(first) is None
     assert attacker.reason(changed(first, metric="f1")) == "wrong_round"
 
@@ -930,3 +935,80 @@ def test_an_older_end_that_comes_again_replaces_no_model(finished):
     (model.parent / "reply.bin").unlink()
     assert attacker.reason(last) is None
     assert model.read_bytes() == b"that of a later form"
+
+
+# ---- memory and disk -----------------------------------------------------------------------------
+
+
+def test_messages_that_come_again_fill_no_disk(finished):
+    """Whoever passes a site's messages on may repeat them for ever."""
+    attacker, messages = finished
+    experiments = attacker.folders["ash"].experiments
+    before = contents(experiments)
+    for _ in range(3):
+        for message in messages:
+            assert attacker.reason(message) is None
+    assert contents(experiments) == before
+
+
+def test_a_full_site_answers_no_more_and_writes_nothing(finished):
+    attacker, messages = finished
+    attacker.folders["ash"] = edited(attacker.folders["ash"], ("disk_mib = 50000", "disk_mib = 1"))
+    attacker.restart()
+    folder = attacker.folders["ash"]
+    assert attacker.reason(messages[-1]) is None
+    (folder.experiments / "states.bin").write_bytes(bytes(2**20))
+    before = contents(folder.path)
+    for message in (messages[-1], setup_message("who", Nothing())):
+        assert attacker.reason(message) == "policy"
+    assert contents(folder.path) == before
+
+
+def test_requests_that_are_approved_by_themselves_are_bounded(folders, monkeypatch):
+    monkeypatch.setattr(approval, "MOST_APPROVED", 3)
+    attacker = Attacker(folders)
+    for rounds in range(1, 4):
+        asked = replace(attacker.request, rounds=rounds)
+        assert attacker.reason(setup_message("ask", Ask(asked.to_json()))) is None
+    asked = replace(attacker.request, rounds=4)
+    assert attacker.reason(setup_message("ask", Ask(asked.to_json()))) == "policy"
+
+
+def test_before_an_approval_only_small_messages_are_read(folders):
+    folders["ash"] = edited(folders["ash"], ('automatic = ["*"]', "automatic = []"))
+    attacker = Attacker(folders)
+    asked = setup_message("ask", Ask(attacker.request.to_json()))
+    assert attacker.reason(asked) == "not_approved"
+    assert attacker.handler.largest() == 2**20
+    Approvals(folders["ash"]).approve(attacker.request.id, {})
+    assert attacker.handler.largest() == 2**30
+
+
+TAKES = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import json, os
+from dataclasses import replace
+from pathlib import Path
+from coterie.deploy import running
+from test_site_law import *
+running.SHARE = 1.5 * 2**30 / (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+running._leave_memory()
+folders = site_folders(Path(sys.argv[2]) / "fed", write_tables(Path(sys.argv[2]) / "data"))
+handlers = {name: handler_of(folder) for name, folder in folders.items()}
+asked = merge(ASKED, {"algorithm.name": "ifca"})
+setting = setting_of(asked, InProcess(handlers))
+made = setting._agreement(Plan.single(setting.config, None).cells[0])
+large = {"algorithm.ifca.k": 600, "algorithm.ifca.start": "perturb", "model.hidden": [880, 880]}
+terms = replace(made, config=json.dumps(merge(json.loads(made.config), large)))
+attacker = Attacker(folders)
+said = attacker.ask(setup_message("agree", Proposal(terms.to_json())))
+print(refused_by(said))
+"""
+
+
+def test_an_agreement_that_needs_more_memory_than_there_is_is_refused(tmp_path):
+    """Two gigabytes of models here; of a machine's size, and its other programs were killed."""
+    command = [sys.executable, "-c", TAKES, str(Path(__file__).parent), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert "failed (RuntimeError)" in done.stdout, (done.returncode, done.stdout, done.stderr)

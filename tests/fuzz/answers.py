@@ -13,7 +13,7 @@ from torch import Tensor
 
 import sites
 from coterie.core import tree
-from coterie.deploy.protocol import MAGIC, SIGNATURE, Signed
+from coterie.deploy.protocol import HEAD, Signed
 from coterie.engines.codec import LENGTH, Message, decode, encode, refused_by, vocabulary
 from coterie.errors import EngineError
 from coterie.runs.config.loading import merge
@@ -86,7 +86,7 @@ class _Kept(sites.InProcess):
 
     def ask(self, requests: Any, round: int) -> dict[str, bytes | str]:
         if "ash" in requests:
-            self.kept.append(requests["ash"][len(MAGIC) + SIGNATURE :])
+            self.kept.append(requests["ash"][HEAD:])
         return super().ask(requests, round)
 
 

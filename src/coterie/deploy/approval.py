@@ -27,6 +27,7 @@ from .terms import Agreement, Experiment, Request, most_passes
 
 REQUESTS, APPROVALS, ASKED = "requests", "approvals", "asked.jsonl"
 MOST_REQUESTS = 100  # that wait for the owner
+MOST_APPROVED = 1000  # of which the owner need not know
 RETURNS = 20  # beside one for each round: messages that a resumed run may send in another form
 MIB = 2**20
 Texts = Mapping[str, Mapping[str, int]]  # by column: the rows of each text
@@ -87,6 +88,12 @@ class Approvals:
         if path.exists():
             found = self.approved(request.id)
         elif {*request.methods} <= {*self._policy.automatic} or "*" in self._policy.automatic:
+            if len(self.known()) >= MOST_APPROVED:
+                raise ForbiddenError(
+                    "policy",
+                    f"{MOST_APPROVED} requests are approved already; the owner has to approve this "
+                    "one by hand, or to remove ended ones from approvals/",
+                )
             return self._approve(request, {}, by_hand=False)
         else:
             self._keep(request)
@@ -119,6 +126,12 @@ class Approvals:
         """The requests that were approved, ended ones as well."""
         paths = sorted((self._folder.path / APPROVALS).glob("[0-9a-f]*.json"))
         return [_read(path).request for path in paths]
+
+    def hold(self) -> bool:
+        """Whether an approval has not ended."""
+        now = datetime.now(UTC)
+        paths = (self._folder.path / APPROVALS).glob("[0-9a-f]*.json")
+        return any(now <= datetime.fromisoformat(_read(path).until) for path in paths)
 
     def approved(self, name: str) -> Approval:
         """The approval of a request by its id; refused if it has none, or no longer."""

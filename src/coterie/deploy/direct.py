@@ -23,6 +23,7 @@ from ..engines.remote import Answering, SiteState
 from ..errors import ConfigError, EngineError, printable
 from .folders import FederationFolder
 from .mailbox import SiteMessage, pieces
+from .protocol import HEAD
 from .site_folder import SiteFolder
 
 try:
@@ -56,7 +57,7 @@ def serve(folder: SiteFolder, handler: Answering, stop: threading.Event) -> None
 class _Agent:
     def __init__(self, folder: SiteFolder, handler: Answering, stop: threading.Event) -> None:
         self._handler, self._stop = handler, stop
-        self._address, self._most = folder.address, folder.limits.message_mib * 2**20
+        self._address = folder.address
         self._client = httpx.AsyncClient(
             base_url=f"https://{folder.address}",
             verify=trust(folder),
@@ -116,11 +117,12 @@ class _Agent:
             if response.status_code != 200:
                 raise await _refused(response)
             key, body = response.headers.get("message", ""), bytearray()
+            most = self._handler.largest() + HEAD
             async for piece in response.aiter_raw():
                 body += piece
-                if len(body) > self._most:
+                if len(body) > most:
                     self._answer = SiteMessage(key, b"")  # the coordinator is told at once
-                    _LOG.warning("a message has more than %s bytes and is not read", self._most)
+                    _LOG.warning("a message has more than %s bytes and is not read", most)
                     break
             return SiteMessage(key, body)
 

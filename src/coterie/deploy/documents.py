@@ -83,10 +83,14 @@ class Document(BaseModel, frozen=True):
 
 
 class LimitsTable(Document, frozen=True):
-    """The largest message that is sent or taken, and the longest time that one may be worked on."""
+    """The largest message that is sent or taken, and the longest time that one may be worked on.
+
+    disk_mib: what a site keeps for the federation, beyond which it answers no more
+    """
 
     message_mib: Annotated[int, Field(ge=1, le=1024 * 1024)] = 1024
     seconds: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600
+    disk_mib: Annotated[int, Field(ge=1)] = 50_000
 
 
 class FederationTable(Document, frozen=True):

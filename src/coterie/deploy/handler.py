@@ -7,6 +7,7 @@ imported, unless it is one of the files that the site itself allows, unchanged. 
 own ``site.toml`` says. Every answer is written to the log ``sent.jsonl`` before it leaves.
 """
 
+import contextlib
 import functools
 import hmac
 import json
@@ -30,8 +31,17 @@ from ..runs import environment
 from ..runs.config.schema import Config
 from ..storage import files
 from ..storage.files import parsed
-from .approval import Approval, Approvals, Asked, ForbiddenError, RoundGate
-from .division import ChangedError
+from .approval import (
+    APPROVALS,
+    MIB,
+    REQUESTS,
+    Approval,
+    Approvals,
+    Asked,
+    ForbiddenError,
+    RoundGate,
+)
+from .division import FOLDER, ChangedError
 from .holdings import Holdings
 from .peer_part import serverless
 from .peer_site import PeerSite, PeerStep
@@ -63,6 +73,7 @@ RAW_SAMPLES = (
 )
 CODE = "code"  # in a site's folder: copies of the files that its owner allows a config to name
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
+BEFORE_APPROVAL = MIB  # bytes of a message
 MOST_OPEN = 4  # experiments that are kept in memory
 MOST_PAIRS = 1000  # seeds of a comparison
 MOST_SAID = 500  # characters of a sentence in the log
@@ -95,6 +106,11 @@ class SiteHandler:
         self._code = allowed_code(folder)
         self._told: tuple[str, ...] = ()  # what the answer that is being made holds
 
+    def largest(self) -> int:
+        """Bytes of the largest message that may arrive now: few while no approval holds."""
+        most = self._folder.limits.message_mib * MIB
+        return most if self._approvals.hold() else min(most, BEFORE_APPROVAL)
+
     def answer(self, data: bytes) -> bytes:
         """The answer to a message; a refusal, never an exception, if the message is not accepted.
 
@@ -104,6 +120,12 @@ class SiteHandler:
         body = unsigned(data, folder.operator, folder.federation, folder.name)
         if body is None:  # nothing is told, and nothing logged by which strangers fill a disk
             return refusal("unsigned", "expected a message signed by the operator")
+        if (held := kept(folder.path)) > folder.limits.disk_mib * MIB:
+            return refusal(  # which is not logged: the log is among what fills the disk
+                "policy",
+                f"this site keeps {held // MIB:,} MiB, more than [limits] disk_mib allows; its "
+                "owner has to remove finished experiments, or to allow more",
+            )
         self._told, head = (), dict(read_head(body))
         try:
             reply = self._answered(head, body)
@@ -273,8 +295,9 @@ class SiteHandler:
         before = site.repeated(data) if peer is None else None  # a step is computed anew
         if before is not None:
             return before
-        reply = answer(data, again=gate.seen(asked, sha))
-        if refused_by(reply) is None:
+        again = gate.seen(asked, sha)
+        reply = answer(data, again=again)
+        if refused_by(reply) is None and not again:
             gate.note(asked, sha, len(reply))
             if peer is None:
                 site.remember(data, reply)
@@ -336,7 +359,7 @@ class SiteHandler:
         folder = self._folder
         if folder.name not in agreement.clients:
             raise ForbiddenError("wrong_client", f"'{folder.name}' is not among the clients")
-        most = folder.limits.message_mib * 2**20
+        most = folder.limits.message_mib * MIB
         schema, population = agreement.schema, len(agreement.clients)
         shared = unpacked(pool, agreement.pool, schema, population) if agreement.pool else None
         secret = partial(self._secret, agreement)
@@ -378,6 +401,16 @@ class SiteHandler:
     def _agreed(self, head: Mapping[str, Any]) -> str:
         """The experiment that the site has just agreed to, if the message was about one."""
         return next(reversed(self._open), "") if head.get("kind") == "agree" else ""
+
+
+def kept(site: Path) -> int:
+    """Bytes that a site keeps for the federation; its own data, which may lie beside, is none."""
+    places = [site / name for name in ("experiments", REQUESTS, APPROVALS, FOLDER)]
+    found = 0
+    for path in (site / "sent.jsonl", *(each for place in places for each in place.rglob("*"))):
+        with contextlib.suppress(OSError):  # its owner may remove it meanwhile
+            found += path.lstat().st_size
+    return found
 
 
 def write_down(

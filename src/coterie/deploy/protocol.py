@@ -13,6 +13,7 @@ The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.sit
 nothing else. Whatever is wrong with a message or an answer is an EngineError.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -35,7 +36,9 @@ from . import keys
 from .documents import Sha256
 from .terms import Count, Plain, SiteCounts
 
-MAGIC, SIGNATURE = b"coterie1", 64  # how a signed message begins; bytes of a signature
+MAGIC, SIGNATURE = b"coterie2", 64  # how a signed message begins; bytes of a signature
+SIZE, SHA = 8, 32  # bytes that say how long the message is, and of its sha256
+HEAD = len(MAGIC) + SIGNATURE + SIZE + SHA  # what stands before a signed message
 Payload = TypeVar("Payload")
 Number = Annotated[str, Field(pattern=r"^[0-9a-f]{1,176}$")]
 
@@ -207,21 +210,36 @@ class Signed:
 
 
 def signed(data: bytes, key: bytes, federation: str, site: str) -> bytes:
-    """A message that the operator signs for one site; for any site, if the name is empty."""
-    return MAGIC + keys.sign_message(key, _addressed(federation, site, data)) + data
+    """A message that the operator signs for one site; for any site, if the name is empty.
+
+    The signature is over its length and its sha256, so that a site reads nothing else.
+    """
+    told = _told(data)
+    return MAGIC + keys.sign_message(key, _addressed(federation, site, told)) + told + data
+
+
+def announced(head: bytes, operator: str, federation: str, site: str) -> int | None:
+    """The length of the message behind a head; None if it is not signed for this site."""
+    start = len(MAGIC) + SIGNATURE
+    told, signature = head[start:], head[len(MAGIC) : start]
+    right = head.startswith(MAGIC) and len(head) == HEAD
+    fits = right and keys.signed_by(operator, signature, _addressed(federation, site, told))
+    return int.from_bytes(told[:SIZE], "big") if fits else None
 
 
 def unsigned(data: bytes, operator: str, federation: str, site: str) -> bytes | None:
     """The message inside of a signed one; None if the operator did not sign it for this site."""
-    start = len(MAGIC) + SIGNATURE
-    body, signature = data[start:], data[len(MAGIC) : start]
-    right = data.startswith(MAGIC) and len(signature) == SIGNATURE
-    fits = right and keys.signed_by(operator, signature, _addressed(federation, site, body))
-    return body if fits else None
+    head, body = data[:HEAD], data[HEAD:]
+    right = head.endswith(_told(body)) and announced(head, operator, federation, site) is not None
+    return body if right else None
 
 
-def _addressed(federation: str, site: str, data: bytes) -> bytes:
-    return f"coterie operator\n{federation}\n{site}\n".encode() + data
+def _told(data: bytes) -> bytes:
+    return len(data).to_bytes(SIZE, "big") + hashlib.sha256(data).digest()
+
+
+def _addressed(federation: str, site: str, told: bytes) -> bytes:
+    return f"coterie operator\n{federation}\n{site}\n".encode() + told
 
 
 # ---- what all sites are asked --------------------------------------------------------------------

@@ -20,6 +20,7 @@ from .service import Measure, monitored, stopping
 from .site_folder import SiteFolder
 from .site_report import left
 
+SHARE = 0.8  # of the machine's memory, that a site may use
 UPDATES = ("local", "peer")  # kinds of messages that hold what a site has learnt
 
 
@@ -85,6 +86,7 @@ def run_site(
             f"{folder.path}: this site has withdrawn from the federation; make a new folder with "
             "'coterie site init' to join again"
         )
+    _leave_memory()
     with (
         lock.held(folder.path),
         stopping(json_lines=json_lines) as stop,
@@ -99,6 +101,17 @@ def run_site(
 
         logging.getLogger(__name__).info("site '%s' dials %s", folder.name, folder.address)
         serve(folder, handler, stop)
+
+
+def _leave_memory() -> None:
+    """Let no message take the whole machine's memory: what needs more fails, and is a refusal."""
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        most, hard = int(SHARE * whole), resource.getrlimit(resource.RLIMIT_DATA)[1]
+        if hard == resource.RLIM_INFINITY or most < hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 class _Watched:
@@ -125,6 +138,10 @@ class _Watched:
         self._bytes += len(reply)
         self._seconds += time.monotonic() - begun
         return reply
+
+    def largest(self) -> int:
+        """Bytes of the largest message that may arrive now."""
+        return self._handler.largest()
 
     def measures(self) -> Iterator[Measure]:
         """What Prometheus may know."""

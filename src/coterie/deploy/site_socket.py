@@ -1,8 +1,8 @@
 """A site behind a unix socket: answers the ClientApp of Flower, which runs under another user.
 
-One connection carries one message: the request until the other side has finished writing, then the
-site's signature over request and answer, and the answer. The signature says which site it was,
-whatever carried it.
+One connection carries one message: the operator's signed head, then what it announces. Nothing else
+is read, and one message at a time is in memory. The answer is behind the site's signature over head
+and answer, which says which site it was, whatever carried it.
 """
 
 import contextlib
@@ -12,22 +12,25 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from ..engines.codec import refusal
 from ..engines.remote import Answering
 from . import keys
-from .protocol import signed, unsigned
+from .protocol import HEAD, announced, signed
 from .service import unix_socket
 from .site_folder import SiteFolder
 
 MOST_OPEN = 8  # connections at once; others are closed
 PATIENCE, RATE = 30.0, 1 << 20  # seconds for a request, and bytes per second that add to them
-HELLO = b"coterie hello "
+PIECE = 1 << 18  # bytes that are read at once
+SKIPPED = 1 << 20  # bytes of strangers that are read and thrown away, so that they hear the answer
 _LOG = logging.getLogger(__name__)
 
 
 def signed_answer(key: bytes, request: bytes, answer: bytes) -> bytes:
-    """An answer behind the site's signature over it and over the request."""
+    """An answer behind the site's signature over it and over the request's head."""
     return f"{keys.sign(key, _both(request, answer))}\n".encode() + answer
 
 
@@ -39,12 +42,16 @@ def checked_answer(certificate: bytes, request: bytes, data: bytes) -> bytes:
 
 
 def hello(key: bytes, federation: str) -> bytes:
-    """The operator's question to whoever has the socket: which site are you?"""
-    return signed(HELLO + secrets.token_bytes(32), key, federation, "")
+    """The operator's question to whoever has the socket: which site are you?
+
+    It is the only message that is signed for any site.
+    """
+    return signed(secrets.token_bytes(32), key, federation, "")
 
 
 def _both(request: bytes, answer: bytes) -> bytes:
-    found = (hashlib.sha256(part).hexdigest() for part in (request, answer))
+    """What a site signs: the head names the message's sha256."""
+    found = (hashlib.sha256(part).hexdigest() for part in (request[:HEAD], answer))
     return f"coterie answer {' '.join(found)}".encode()
 
 
@@ -60,20 +67,34 @@ def serve(
     Sites of one process have one ``turn``: torch's generator is the process's own.
     """
     turn, places = turn or threading.Lock(), threading.Semaphore(MOST_OPEN)
-    key, most = folder.key.read_bytes(), folder.limits.message_mib * 2**20
+    key, one_at_a_time = folder.key.read_bytes(), threading.Lock()
+
+    def taken(connection: socket.socket) -> None:
+        """The way of one message."""
+        head = b"".join(_pieces(connection, HEAD))
+        for_all, size = (
+            announced(head, folder.operator, folder.federation, name) for name in ("", folder.name)
+        )
+        if size is None:
+            _skip(connection, SKIPPED)
+            said = refusal("unsigned", "expected a message signed by the operator")
+            return _send(connection, key, head, folder.name.encode() if for_all else said)
+        with one_at_a_time:
+            if size > (most := handler.largest()):
+                _skip(connection, size)
+                said = f"found a message of {size:,} bytes; expected at most {most:,}"
+                return _send(connection, key, head, refusal("policy", said))
+            request = bytearray(head)
+            for piece in _pieces(connection, size):
+                request += piece
+            with turn:
+                reply = handler.answer(bytes(request))
+            return _send(connection, key, head, reply)
 
     def answer(connection: socket.socket) -> None:
         try:
             with connection:
-                request = _request(connection, most)
-                asked = unsigned(request, folder.operator, folder.federation, "")
-                if asked is not None and asked.startswith(HELLO):
-                    reply = folder.name.encode()
-                else:
-                    with turn:
-                        reply = handler.answer(request)
-                connection.settimeout(PATIENCE)
-                connection.sendall(signed_answer(key, request, reply))
+                taken(connection)
         except OSError as error:
             _LOG.warning("a message was not answered: %s", error)
         except Exception:
@@ -95,15 +116,27 @@ def serve(
         path.unlink(missing_ok=True)
 
 
-def _request(connection: socket.socket, most: int) -> bytes:
-    """What the other side writes; an OSError if it is too slow or writes too much."""
-    data, begun = bytearray(), time.monotonic()
-    while True:
-        left = begun + PATIENCE + len(data) / RATE - time.monotonic()
-        if left <= 0 or len(data) > most:
-            raise OSError("it came too slowly" if left <= 0 else f"it has more than {most:,} bytes")
+def _send(connection: socket.socket, key: bytes, head: bytes, reply: bytes) -> None:
+    connection.settimeout(PATIENCE + len(reply) / RATE)
+    connection.sendall(signed_answer(key, head, reply))
+
+
+def _skip(connection: socket.socket, size: int) -> None:
+    """Read and throw away what the other side still writes, so that it comes to read the answer."""
+    for _ in _pieces(connection, size):
+        pass
+
+
+def _pieces(connection: socket.socket, size: int) -> Iterator[bytes]:
+    """At most so many bytes of what the other side writes; an OSError if it is too slow."""
+    begun, got = time.monotonic(), 0
+    while got < size:
+        left = begun + PATIENCE + got / RATE - time.monotonic()
+        if left <= 0:
+            raise OSError("it came too slowly")
         connection.settimeout(left)
-        piece = connection.recv(1 << 20)
+        piece = connection.recv(min(size - got, PIECE))
         if not piece:
-            return bytes(data)
-        data += piece
+            return
+        got += len(piece)
+        yield piece

@@ -68,6 +68,9 @@ class Answering(Protocol):
     def answer(self, data: bytes) -> bytes:
         """The reply to a message; a refusal where the message is not acceptable."""
 
+    def largest(self) -> int:
+        """Bytes of the largest message that may arrive now."""
+
 
 class HeldStates(NamedTuple):
     """What the engine knows of the clients' states, one row per client."""
