@@ -102,6 +102,14 @@ def test_a_weight_in_any_round_enters_and_what_entered_travels_on():
     assert [one.entered for one in collaborators_of_mixture(run, np.array([1.0, 0, 0, 1.0]))] == [
         *(0.5, 0.25, 0.125, 0.125)
     ]
+    made_of = np.array([0.25, 0.0, 0.0, 0.75])  # of more than the weights say, as with FedAMP
+    found = collaborators_of_mixture(run, np.array([1.0, 0, 0, 0]), made_of)
+    assert {one.name: (one.average, one.entered) for one in found} == {
+        "site-0": (1.0, 0.125),
+        "site-1": (0.0, 0.0625),
+        "site-2": (0.0, 0.0625),
+        "site-3": (0.0, 0.75),
+    }
 
 
 @pytest.mark.parametrize(("rounds", "said"), [(5, [1]), (3, [])])

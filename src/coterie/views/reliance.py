@@ -168,19 +168,22 @@ def collaborators(run: Run, i: int) -> tuple[Collaborator, ...]:
     return _named(run, ever, relied.share[i], parts_of(last)[i], parts)
 
 
-def collaborators_of_mixture(run: Run, weights: Floats | None) -> tuple[Collaborator, ...]:
-    """Everybody whose model entered a mixture ``[K]`` of the run's final models.
+def collaborators_of_mixture(
+    run: Run, weights: Floats | None, made_of: Floats | None = None
+) -> tuple[Collaborator, ...]:
+    """Everybody whose model entered one that is made of the run's final models.
 
-    A part of the mixture is the mean of the models' parts by these weights, which are None where
-    all clients have one model.
+    ``weights`` are those of the models ``[K]``, None where all clients have one model. The mean of
+    the models' parts by ``made_of`` (the weights, if they are all that it is made of) are its own.
     """
     if weights is None:
         return unknown_parts(run.roster.clients[j] for j in np.flatnonzero(senders(run)))
     share = parts_of(weights[None])[0]
-    ever, parts = share > 0, np.zeros(len(share))
+    made_of = share if made_of is None else made_of
+    ever, parts = made_of > 0, np.zeros(len(share))
     for j in np.flatnonzero(ever).tolist():
         more, of_one = provenance(run, j)
-        ever, parts = ever | more, parts + share[j] * (math.nan if of_one is None else of_one)
+        ever, parts = ever | more, parts + made_of[j] * (math.nan if of_one is None else of_one)
     return _named(run, ever, share, share, parts)
 
 
