@@ -18,7 +18,7 @@ from .clinical_page import clinical_view
 from .comparison import Comparison
 from .judgement import models_of
 from .reliance import MOST_CLIENTS, Reliance, on_others, reliance
-from .verdict import site_answer, size_of
+from .verdict import site_answer
 
 
 def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None = None) -> str:
@@ -147,7 +147,7 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
         score = words.number(float(found.site_scores(method)[i]), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:
-            gain, shown = size_of(one.gain, found.metric), one.claim
+            gain, shown = words.gain_cell(*one.gain[:3], found.metric), one.claim
         lines.append((words.label(method), score, gain, shown if method != LOCAL else ""))
     return lines
 
