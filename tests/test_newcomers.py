@@ -91,7 +91,7 @@ def test_a_copy_of_a_client_gets_that_clients_group_as_its_collaborators(method)
 def test_the_parts_of_a_newcomers_model_make_that_model(method):
     """Without training of its own; what no client's model is part of is the common start."""
     algorithm = METHODS[method]()
-    on, finals = finished(method)
+    _, finals = finished(method)
     still = task(algorithm, federated=federation(SIZES), recipe=replace(RECIPE, lr=1e-30))
     joined = join_rule(algorithm)(algorithm, one_client(still, 0, 10), finals)
     start = 1.0 - float(joined.parts.sum())

@@ -443,7 +443,10 @@ def _client_lines(run: Run, relied: Reliance | None) -> list[tuple[object, ...]]
     def most(i: int) -> str:
         share = np.zeros(1) if relied is None else relied.share[i]
         j = int(share.argmax())
-        return f"{roster.clients[j]} ({100 * share[j]:.0f} %)" if share[j] > 0 else words.NONE
+        if relied is None or not share[j] > 0:
+            return words.NONE
+        told = ", ".join(filter(None, [f"{100 * share[j]:.0f} %", relied.seldom(i)]))
+        return f"{roster.clients[j]} ({told})"
 
     return [
         (

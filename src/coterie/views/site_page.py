@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import __version__
 from ..core.metrics import METRICS
+from ..core.paired_tests import Gain
 from ..runs.run import LOCAL, Run
 from . import figures, page, words
 from .clinical import ClinicalChoice
@@ -46,6 +47,7 @@ def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None 
             "metric": METRICS[runs[0].metric].title,
             "lines": _method_lines(found, i),
             "peers": [] if relied is None else _peer_lines(relied, i, order),
+            "seldom": "" if relied is None else relied.seldom(i),
             "by": words.NONE if chosen is None else words.label(chosen[0].method),
             "own": True,
             "models": f"seed {runs[0].seed}" if compared is None else models_of(compared),
@@ -147,9 +149,13 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
         score = words.number(float(found.site_scores(method)[i]), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:
-            gain, shown = words.gain_cell(*one.gain[:3], found.metric), one.claim
+            gain, shown = _gain(one.gain, found.metric), one.claim
         lines.append((words.label(method), score, gain, shown if method != LOCAL else ""))
     return lines
+
+
+def _gain(gain: Gain, metric: str) -> str:
+    return words.gain_cell(gain.gain, gain.low, gain.high, metric)
 
 
 def _peer_lines(relied: Reliance, i: int, order: list[int]) -> list[tuple[str, ...]]:

@@ -72,7 +72,10 @@
       spot(x, edge + row * cell, shown ? cell : 0, shown ? cell : 0);
       readout.textContent = say();
     };
-    const when = () => (frame ? `in round ${rounds[frame - 1]}` : seldom[row] || "on average");
+    const when = () => {
+      if (frame) return `in round ${rounds[frame - 1]}`;
+      return seldom[row] ? `in ${seldom[row].join(" of ")} rounds` : "on average";
+    };
     const say = () => {
       if (row < 0) return "\u00a0";
       const own = names[order[row]];
