@@ -241,6 +241,7 @@ def test_what_a_tracker_refuses_is_told_in_a_sentence(monkeypatch, tmp_path, com
     def init(**asked):
         raise ValueError(f"Invalid project name {asked['project']!r}")
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     code, _, err = command("run", "--rounds", "1", "--clients", "3", "--wandb", "a/b")
     assert code == 2
