@@ -28,6 +28,7 @@ from coterie.views.clinical import (
     ClinicalChoice,
     clinical_run,
     companions,
+    scarce_class,
     site_clinical,
 )
 from coterie.views.clinical_page import clinical_view
@@ -447,3 +448,12 @@ def test_an_auc_never_stands_alone(compared, table):
         assert name in said
     assert f"FedAvg, all test rows: {said}." in repr(rare)
     assert said in repr(run)
+
+
+def test_a_site_that_knows_its_own_rows_alone_takes_their_scarce_class():
+    """``died`` is scarce there; a class that was asked for stays."""
+    targets = [np.repeat([0, 1], [3, 30])]
+    assert scarce_class(("died", "survived"), targets).positive == "died"
+    assert scarce_class(("no", "yes"), [1 - targets[0]]).positive == "yes"
+    asked = ClinicalChoice(positive="survived")
+    assert scarce_class(("died", "survived"), targets, asked) == asked

@@ -277,3 +277,13 @@ def test_doctor_shows_sites_exposure_time_and_memory(tmp_path):
     assert [site["smallest_gain"] for site in told["sites"]] == [
         pytest.approx(200 / 3)
     ] * 4  # 4 of 6 test samples
+
+
+def test_it_says_why_the_automatic_metric_is_auc(tmp_path):
+    """Only where "auto" chose it."""
+    path = written(tmp_path, rows())
+    data = {"name": str(path), "client": "site", "target": "ill"}
+    asked = {"data": data, "model": {"name": "linear"}, "run": {"methods": ["fedavg"]}}
+    told = dict(coterie.doctor(asked, rounds=2).facts)["metric"]
+    assert told.startswith("auc: chosen because 20 % of the samples have the class 'yes', less than")
+    assert dict(coterie.doctor(asked, rounds=2, metric="auc").facts)["metric"] == "auc"

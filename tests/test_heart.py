@@ -4,6 +4,7 @@ import csv
 import hashlib
 import re
 
+import coterie
 from coterie.data import load
 from coterie.data.sources.heart import FOLDER, HOSPITALS, heart_table
 from coterie.runs.assemble import assemble
@@ -59,3 +60,12 @@ def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "heart").write_text("[run]\nrounds = 3\n")
     assert load_config("heart").run.rounds == 3
+
+
+def test_zurich_is_told_why_it_cannot_tell():
+    """Three of its test patients are healthy: no model can be right in enough rows more."""
+    found = coterie.compare("heart", methods=["fedfomo"], seeds=1, engine="loop")
+    said = {one: found.client(one).sentence for one in found.runs[0].roster.clients}
+    why = "; training alone is wrong in only 3 of them, too few to show a gain."
+    assert [one for one in said if "wrong in" in said[one]] == ["Zurich"]
+    assert said["Zurich"].endswith(why)

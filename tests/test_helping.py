@@ -54,7 +54,7 @@ def test_noise_gives_one_group():
 def test_a_link_is_as_wide_as_its_weight_and_dashed_where_it_is_not_clear():
     share = np.array([[0, 0.8, 0.2], [0.6, 0, 0.4], [0.55, 0.45, 0]])
     clear = np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]], dtype=bool)
-    relied = Reliance(share, clear, np.full(3, 5))
+    relied = Reliance(share, clear, np.full(3, 5), np.full(3, 5))
     drawn = str(helping.graph(relied, roster(3), discovered(share), "graph"))
     links = re.findall(r'<path d="M([\d.]+) ([\d.]+)Q.*? ([\d.]+) ([\d.]+)Z" class="(.*?)"', drawn)
     ends = re.findall(r'data-to="(\d)" data-from="(\d)"', drawn)

@@ -16,6 +16,7 @@ from coterie.commands.live import (
     TRACKERS,
     Lines,
     Tally,
+    also_logged,
     events,
     progress_on_stderr,
 )
@@ -164,7 +165,7 @@ class Kept:
             self.log_metric(log_dir, tag, value, at)
 
         return types.SimpleNamespace(
-            add_scalar=add_scalar, close=lambda: self.set_terminated(log_dir)
+            add_scalar=add_scalar, close=lambda: self.set_terminated(log_dir, "FINISHED")
         )
 
     def init(self, project, name, group, reinit):  # of Weights & Biases
@@ -174,7 +175,10 @@ class Kept:
             for key, value in values.items():
                 self.log_metric(run, key, value, step)
 
-        return types.SimpleNamespace(log=log, finish=lambda: self.set_terminated(run))
+        def finish(code):
+            self.set_terminated(run, "KILLED" if code else "FINISHED")
+
+        return types.SimpleNamespace(log=log, finish=finish)
 
     def get_experiment_by_name(self, name):  # from here on of MLflow
         return None
@@ -188,15 +192,15 @@ class Kept:
     def log_metric(self, run, name, value, step):
         self.logged.setdefault(run, []).append((name, step))
 
-    def set_terminated(self, run):
-        self.closed.append(run)
+    def set_terminated(self, run, status):
+        self.closed.append((run, status))
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_a_tracker_gets_every_round_in_a_run_per_method_and_seed(
     tracker, monkeypatch, tmp_path, command
 ):
-    """Every run is closed at the end; without the package nothing is started."""
+    """Every run is closed when its rounds are done; without the package nothing is started."""
     module, kept = TRACKERS[tracker][0], Kept()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
@@ -210,6 +214,52 @@ def test_a_tracker_gets_every_round_in_a_run_per_method_and_seed(
     for _ in range(2):  # the second call finds finished runs and logs nothing
         code, _, err = command(*options.split(), "--out", "out")
         assert not code, err
-        assert kept.closed == [f"mine/{method}{between}0" for method in ("local", "fedavg")]
+        runs = [f"mine/{method}{between}0" for method in ("local", "fedavg")]
+        assert kept.closed == [(run, "FINISHED") for run in runs]
     expected = [(name, at) for at in (1, 2) for name in ("bytes", "score")]
     assert [*kept.logged.values()] == [expected] * 2
+
+
+def step_of(done, rounds=3, method="fedavg", **more):
+    return Progress(method, 0, done, rounds, 50.0, **more)
+
+
+def test_a_run_that_ends_early_is_not_called_finished_by_its_tracker(monkeypatch):
+    """One that is done is closed at once, however the others end."""
+    kept = Kept()
+    monkeypatch.setitem(sys.modules, "mlflow", kept)
+    with also_logged("mlflow", "mine", lambda step: None) as watch:
+        watch(step_of(1, 1, "local"))
+        assert kept.closed == [("mine/local-0", "FINISHED")]
+        watch(step_of(1))
+    assert kept.closed[1:] == [("mine/fedavg-0", "KILLED")]
+
+
+def test_what_a_tracker_refuses_is_told_in_a_sentence(monkeypatch, tmp_path, command):
+    """W&B, for one, refuses a project with a slash."""
+
+    def init(**asked):
+        raise ValueError(f"Invalid project name {asked['project']!r}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    code, _, err = command("run", "--rounds", "1", "--clients", "3", "--wandb", "a/b")
+    assert code == 2
+    assert "--wandb a/b: wandb could not begin a run: Invalid project name 'a/b'; " in err
+
+
+def test_a_run_that_patience_ends_says_so():
+    """Its last step is the last of the run: trackers close it, the console prints its line."""
+    steps = []
+    coterie.run(
+        method="fedavg",
+        rounds=40,
+        lr=0.5,
+        model="linear",
+        engine="loop",
+        set={"run.patience": 2},
+        progress=steps.append,
+    )
+    assert len(steps) < 40
+    assert [step.rounds for step in steps[:-1]] == [40] * (len(steps) - 1)
+    assert steps[-1].rounds == steps[-1].done == len(steps)

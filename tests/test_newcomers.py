@@ -1,5 +1,7 @@
 """How a client that was not there joins a finished run: the rule of every method."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -83,6 +85,18 @@ def test_a_copy_of_a_client_gets_that_clients_group_as_its_collaborators(method)
         mine = torch.arange(len(SIZES)) % 2 == client % 2
         assert float(weights[mine].min()) > float(weights[~mine].max()), weights
         assert float(weights[mine].sum() / weights.sum()) > 0.7, weights
+
+
+@pytest.mark.parametrize("method", ["fedfomo", "fedamp", "heurfedamp"])
+def test_the_parts_of_a_newcomers_model_make_that_model(method):
+    """Without training of its own; what no client's model is part of is the common start."""
+    algorithm = METHODS[method]()
+    _, finals = finished(method)
+    still = task(algorithm, federated=federation(SIZES), recipe=replace(RECIPE, lr=1e-30))
+    joined = join_rule(algorithm)(algorithm, one_client(still, 0, 10), finals)
+    start = 1.0 - float(joined.parts.sum())
+    made = joined.parts.to(finals.own.dtype) @ finals.own + start * finals.start
+    torch.testing.assert_close(joined.predictor.models[0], made, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", ["fedfomo", "federico", "ifca", "cfl", "circle"])

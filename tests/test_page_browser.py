@@ -15,6 +15,7 @@ from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.runs.run import JudgedRows
 from coterie.views.comparison import Comparison
 from coterie.views.page import page
+from coterie.views.site_page import site_page
 from synthetic import comparison_of, roster, run_of, scores
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -119,6 +120,20 @@ def test_a_cell_a_row_and_a_node_are_linked_by_focus_and_by_pointer(tab, seven):
     assert card.locator(".link.lit").count() > 0
     card.locator(f'.node[data-site="{order[3]}"]').hover()
     assert said.text_content().startswith(f"{SEVEN[order[3]]} is helped on average by ")
+
+
+def test_a_sites_tables_fit_on_a_narrow_screen(tab, tmp_path):
+    """All of their columns are seen without scrolling."""
+    path = tmp_path / "site.html"
+    path.write_text(
+        site_page(comparison_of(("local", "fedavg_ft", "fedfomo"), clients=7), "site-0")
+    )
+    tab.set_viewport_size({"width": 400, "height": 800})
+    tab.goto(path.as_uri())
+    for label in ("Results by method", "Weights on peers"):
+        table = tab.get_by_role("region", name=label)
+        assert table.locator("th, td").count() > 6
+        assert table.evaluate("one => one.scrollWidth - one.clientWidth") == 0, label
 
 
 def test_the_golden_path_of_one_site(tab, tmp_path):

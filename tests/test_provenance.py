@@ -13,6 +13,7 @@ from coterie.runs.run import Log, Roster, Run
 from coterie.runs.summary import Predictors, finished
 from coterie.training.rounds import train
 from coterie.views import words
+from coterie.views.comparison import Comparison
 from coterie.views.page import page, run_page
 from coterie.views.reliance import (
     collaborators,
@@ -102,6 +103,14 @@ def test_a_weight_in_any_round_enters_and_what_entered_travels_on():
     assert [one.entered for one in collaborators_of_mixture(run, np.array([1.0, 0, 0, 1.0]))] == [
         *(0.5, 0.25, 0.125, 0.125)
     ]
+    made_of = np.array([0.25, 0.0, 0.0, 0.75])  # of more than the weights say, as with FedAMP
+    found = collaborators_of_mixture(run, np.array([1.0, 0, 0, 0]), made_of)
+    assert {one.name: (one.average, one.entered) for one in found} == {
+        "site-0": (1.0, 0.125),
+        "site-1": (0.0, 0.0625),
+        "site-2": (0.0, 0.0625),
+        "site-3": (0.0, 0.75),
+    }
 
 
 @pytest.mark.parametrize(("rounds", "said"), [(5, [1]), (3, [])])
@@ -114,6 +123,15 @@ def test_who_seldom_relied_on_anybody_is_told_of_nobody(rounds, said):
     assert found.helpers(0) == said
     assert found.share[0, 1] == 1
     assert found.rounds[0] == rounds
+    alone = weighted(*[np.eye(4)] * 20, method="local")
+    compared = Comparison.of([alone, run])
+    often = f"in {rounds} of 20 rounds"
+    relies = f" You rely mostly on site-1 {often}."
+    assert compared.client("site-0").sentence.endswith(relies) == bool(said)
+    for text in (page(compared), run_page(run)):
+        assert f"site-0: site-1 100 %, {often}" in text
+        assert f"site-1 (100 %, {often})" in text or text != run_page(run)
+    assert often in site_page(compared, "site-0")
 
 
 def test_parts_are_the_product_of_all_rounds_and_name_everybody_who_has_one():
@@ -169,7 +187,8 @@ def test_collaborators_are_the_same_in_every_output(found):
         (row,) = cells(card, one.name)
         assert row[1:] == [share[one.name], words.part(one.last), words.part(one.entered)]
     (row,) = cells(run_page(run), "cedar", str(run.roster.n_train[at]))
-    assert f"{known[0].name} ({share[known[0].name]})" in row
+    often = reliance([run]).seldom(at)
+    assert f"{known[0].name} ({share[known[0].name]}{f', {often}' if often else ''})" in row
     peers = [
         html.unescape(row[1])
         for row in cells(site_page(made, "cedar"))
@@ -180,6 +199,10 @@ def test_collaborators_are_the_same_in_every_output(found):
     assert {*answer.helpers} <= {*share}
     (site,) = (one for one in made.to_dict()["sites"] if one["client"] == "cedar")
     assert site["helpers"] == list(answer.helpers)
+
+
+def gain_of(answer):
+    return words.number(answer.gain.gain, "accuracy", sign=True)
 
 
 def test_scores_gains_and_rows_are_the_same_in_every_output(found):
@@ -194,10 +217,10 @@ def test_scores_gains_and_rows_are_the_same_in_every_output(found):
     (row,) = cells(whole, "cedar", train)
     low, high = (f"{end:.1f}".replace("-", "−") for end in (answer.gain.low, answer.gain.high))
     assert score in row
-    assert f"{low} to {high}" in row
+    assert f"{gain_of(answer)} ({low} to {high})" in row
     ((_, mine, gain, claim),) = cells(own, "FedAMP", score)
     assert (mine, claim) == (score, answer.claim)
-    assert gain.endswith(f"points ({low} to {high})")
+    assert gain == f"{gain_of(answer)} ({low} to {high})"
     assert f"<dt>test rows</dt><dd>{test}</dd>" in own
     assert answer.test_rows == int(test)
     for text in (repr(answer), made.to_dict()["sites"][at]["sentence"], own, whole):

@@ -42,10 +42,12 @@ from coterie.deploy.protocol import (
     setup_message,
 )
 from coterie.deploy.running import withdraw
+from coterie.deploy.site_model import codes_beside, export_site
 from coterie.deploy.sums import MODULUS, masked, moments_of, sums_of, to_hex, total_of
 from coterie.deploy.terms import Request
 from coterie.engines.codec import Message, decode, encode, read_head, refused_by, vocabulary
 from coterie.engines.site import MODEL
+from coterie.errors import CoterieWarning
 from coterie.runs.config.loading import merge
 from coterie.runs.plan import Plan
 from fuzz.answers import mutated
@@ -186,19 +188,28 @@ def test_texts_that_the_owner_has_not_seen_do_not_leave(folders, tmp_path):
     assert "SMITH" not in refused[1]
 
 
-@pytest.mark.parametrize("how", ['"hashed"', '["x"]'])
-def test_texts_leave_hashed_or_merged(folders, how):
+@pytest.mark.parametrize("how", ['"hashed"', '["x"]', '{ x = "one", y = "two" }'])
+def test_texts_leave_hashed_or_merged(folders, how, tmp_path):
+    """And the site's model at home reads its own texts by the file that is written beside it."""
     change = ('kind = "named"', f"kind = {how}"), ('salt = ""', 'salt = "between the owners"')
     sites = {name: edited(folder, *change) for name, folder in folders.items()}
     attacker = Attacker(sites)
     attacker.approved()
     (column,) = (c for c in json.loads(attacker.schema())["columns"] if c["name"] == "kind")
     assert "y" not in column["levels"]
-    assert column["levels"] == ["other", "x"] if how == '["x"]' else len(column["levels"]) == 2
+    told = {'["x"]': ["other", "x"], '{ x = "one", y = "two" }': ["one", "two"]}
+    assert column["levels"] == told.get(how, column["levels"])
+    assert len(column["levels"]) == 2
     handlers = {name: handler_of(folder) for name, folder in sites.items()}
     there = executed(setting_of(ASKED, InProcess(handlers)))
     here = simulated(exported(sites, folders["ash"].path.parent / "exported"), ASKED)
     assert there.summary["digest"] == here.summary["digest"]
+    home = coterie.load_export(export_site(sites["ash"], tmp_path / "home"))
+    rows = {"a": [0.1, 0.1], "b": [0.2, 0.2], "kind": ["x", "y"]}
+    x, y = home.predict(rows, codes=codes_beside(tmp_path / "home")).values  # no warning: known
+    assert (x != y).any()
+    with pytest.warns(CoterieWarning, match="taken as unknown"):
+        home.predict({**rows, "kind": ["y", "z"]})
 
 
 def test_a_column_of_names_never_leaves(folders, tmp_path):

@@ -85,6 +85,7 @@ class Joined(NamedTuple):
 
     weights: Tensor | None  # [K] of the clients' models; None where all clients have one model
     predictor: Mixture
+    parts: Tensor | None = None  # [K] what the predictor is made of; None: as the weights say
 
 
 Rule = Callable[[Any, Client, Finals], Joined]
@@ -126,7 +127,8 @@ def _first_order(algorithm: FedFomo, client: Client, finals: Finals) -> Joined:
     none = start.new_zeros(len(everybody))
     received = Bank(finals.own, everybody, everybody)
     theta, _, weights = algorithm.weigh(client, received, Kept(start, start, none, none))
-    return Joined(weights[1:], single(theta))  # the first weight is that of the start itself
+    used = weights[1:]  # the first weight is that of the start itself
+    return Joined(used, single(theta), used)
 
 
 def _averages(algorithm: FedFomoMA, client: Client, finals: Finals) -> Joined:
@@ -149,7 +151,7 @@ def _posterior(algorithm: FedeRiCo, client: Client, finals: Finals) -> Joined:
 
 
 def _attention(algorithm: Attentive, client: Client, finals: Finals) -> Joined:
-    xi = shares(finals.sizes)
+    xi = parts = shares(finals.sizes)
     u = mix(xi, finals.own)
     for index in range(ROUNDS):
         w = client.tuned(batches=f"join {index}").train(u)
@@ -157,8 +159,8 @@ def _attention(algorithm: Attentive, client: Client, finals: Finals) -> Joined:
         everybody = torch.arange(len(models))
         server = Uploads(models, everybody >= 0, finals.start, models.new_zeros(0, len(models)))
         xi = algorithm._weigh(server, finals.round)(everybody)[-1]
-        u = mix(xi, models)
-    return Joined(xi[: len(finals.own)], single(u))
+        u, parts = mix(xi, models), xi[:-1] + xi[-1] * parts  # w was trained from u
+    return Joined(xi[:-1], single(u), parts)
 
 
 def _components(algorithm: FedEM, client: Client, finals: Finals) -> Joined:

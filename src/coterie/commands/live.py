@@ -26,7 +26,8 @@ from ..views.words import size
 # ---- ``--tensorboard``, ``--wandb``, ``--mlflow``: also log the scores and bytes of every round --
 
 Log = Callable[[dict[str, float], int], None]  # the values of a round, and its number
-Begin = Callable[[str, str, int], tuple[Log, Callable[[], None]]]  # place, method, seed
+End = Callable[[bool], None]  # whether all rounds were done
+Begin = Callable[[str, str, int], tuple[Log, End]]  # place, method, seed
 
 
 @contextlib.contextmanager
@@ -39,26 +40,43 @@ def also_logged(tracker: str, place: str | None, watch: Watch) -> Iterator[Watch
     if not place:
         yield watch
         return
-    begin, begun = _imported(tracker), dict[tuple[str, int], tuple[Log, Callable[[], None]]]()
+    begin, open_runs = _imported(tracker), dict[tuple[str, int], tuple[Log, End]]()
 
     def both(step: Progress) -> None:
         watch(step)
-        if step.more > 1 or step.reused:  # rounds of an earlier call, which logged them
+        if step.more > 1 or step.reused or step.waits:  # rounds of another call, which logged them
             return
         run = step.method, step.seed
-        if run not in begun:
-            begun[run] = begin(place, *run)
+        if run not in open_runs:
+            with _refused(tracker, place):
+                open_runs[run] = begin(place, *run)
+        log, end = open_runs[run]
         score = {} if step.score is None else {"score": step.score}
-        begun[run][0]({"bytes": float(step.sent), **score}, step.done)
+        log({"bytes": float(step.sent), **score}, step.done)
+        if step.done == step.rounds:
+            end(True)
+            del open_runs[run]
 
     try:
         yield both
     finally:
-        for _, close in begun.values():
-            close()
+        for _, end in open_runs.values():
+            end(False)
 
 
-def _tensorboard(folder: str, method: str, seed: int) -> tuple[Log, Callable[[], None]]:
+@contextlib.contextmanager
+def _refused(tracker: str, place: str) -> Iterator[None]:
+    """Whatever a tracker raises when a run of it begins, as a refusal in one sentence."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            f"--{tracker} {place}: {tracker} could not begin a run: {error}; correct the name or "
+            f"{tracker}'s settings, or leave the option out"
+        ) from error
+
+
+def _tensorboard(folder: str, method: str, seed: int) -> tuple[Log, End]:
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(log_dir=str(Path(folder) / method / f"seed-{seed}"))
@@ -67,18 +85,18 @@ def _tensorboard(folder: str, method: str, seed: int) -> tuple[Log, Callable[[],
         for tag, value in values.items():
             writer.add_scalar(tag, value, at)
 
-    return log, writer.close
+    return log, lambda done: writer.close()
 
 
-def _wandb(project: str, method: str, seed: int) -> tuple[Log, Callable[[], None]]:
+def _wandb(project: str, method: str, seed: int) -> tuple[Log, End]:
     import wandb
 
     name = f"{method}-{seed}"
     run = wandb.init(project=project, name=name, group=method, reinit="create_new")
-    return lambda values, at: run.log(values, step=at), run.finish
+    return lambda values, at: run.log(values, step=at), lambda done: run.finish(int(not done))
 
 
-def _mlflow(experiment: str, method: str, seed: int) -> tuple[Log, Callable[[], None]]:
+def _mlflow(experiment: str, method: str, seed: int) -> tuple[Log, End]:
     from mlflow import MlflowClient
 
     client = MlflowClient()
@@ -90,7 +108,7 @@ def _mlflow(experiment: str, method: str, seed: int) -> tuple[Log, Callable[[], 
         for name, value in values.items():
             client.log_metric(run, name, value, step=at)
 
-    return log, lambda: client.set_terminated(run)
+    return log, lambda done: client.set_terminated(run, "FINISHED" if done else "KILLED")
 
 
 TRACKERS: dict[str, tuple[str, Begin]] = {

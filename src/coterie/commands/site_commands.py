@@ -230,13 +230,14 @@ def export(
 ) -> None:
     """Write this site's own final model as a folder: parameters, preprocessing, a model card."""
     from ..deploy.folders import SiteFolder
-    from ..deploy.site_model import export_site
+    from ..deploy.site_model import codes_beside, export_site
     from ..views.clinical import ClinicalChoice
 
     choice = ClinicalChoice.checked(specificity, positive)
     place = files.folder_of(out, "--out")
     site = SiteFolder.open(folder)
-    show_export(export_site(site, place, experiment, choice, recalibrate=recalibrate))
+    made = export_site(site, place, experiment, choice, recalibrate=recalibrate)
+    show_export(made, codes_beside(made))
 
 
 app.command()(predict)

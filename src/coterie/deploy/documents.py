@@ -254,7 +254,7 @@ class StatisticsTable(Document, frozen=True):
     salt: str = ""
 
 
-Levels = Literal["named", "hashed"] | Names
+Levels = Literal["named", "hashed"] | Names | Annotated[dict[Line, Line], Field(max_length=1000)]
 Bounds = Annotated[tuple[float, float], Field(strict=False)]
 
 

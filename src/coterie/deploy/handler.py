@@ -185,7 +185,9 @@ class SiteHandler:
         schema = self._holdings.schema
         told = {column.name: column.levels for column in schema.columns}
         told |= {f"target {schema.target.name}": schema.target.classes}
-        self._told = tuple(f"{name}: {', '.join(texts)}" for name, texts in told.items())
+        self._told = tuple(
+            f"{name}: {', '.join(texts) or 'numbers'}" for name, texts in told.items()
+        )
         return setup_message("describe", Description(schema.to_json(), versions))
 
     def _asked_schema(self, asked: DivisionRequest) -> tuple[Approval, Schema]:

@@ -65,6 +65,7 @@ class Holdings:
         shares = folder.statistics.val, folder.statistics.test
         self.division = SiteDivision(folder.path, folder.name, shares)
         self._read: tuple[tuple[str, Scale, Fold | None], Dataset] | None = None
+        self._codes: dict[str, dict[str, str]] = {}
 
     # ---- what is read --------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class Holdings:
         return pa.array(values.clip(low, high), from_pandas=True)
 
     def _renamed(self, column: pa.ChunkedArray, name: str) -> pa.Array:
-        """The texts of a column as hashes, or as those of the agreed list and 'other'."""
+        """The texts of a column as hashes, or as the agreed ones and 'other'."""
         how, salt = self._folder.levels[name], self._folder.statistics.salt
         if how == "hashed" and len(salt) < 8:
             raise DataError(
@@ -112,13 +113,22 @@ class Holdings:
                 "[statistics] salt, the same at all sites, which the coordinator does not know"
             )
 
+        agreed = how if isinstance(how, Mapping) else dict(zip(how, how, strict=True))
+
         def told(text: str) -> str:
             if how == "hashed":
                 return hmac.digest(salt.encode(), f"{name}\0{text}".encode(), "sha256").hex()[:12]
-            return text if text in how else OTHER
+            return agreed.get(text, OTHER)
 
         cells = column.cast(pa.string()).to_pylist()
-        return pa.array([None if cell is None else told(cell) for cell in cells], pa.string())
+        self._codes[name] = known = {cell: told(cell) for cell in cells if cell is not None}
+        return pa.array([known.get(cell) for cell in cells], pa.string())
+
+    @property
+    def codes(self) -> Mapping[str, Mapping[str, str]]:
+        """What this site's texts are told as, by column, where that is not as they are."""
+        assert self._source
+        return self._codes
 
     @cached_property
     def keys(self) -> list[bytes]:

@@ -1,6 +1,7 @@
 """A site's own final model, from the folder of an experiment that it took part in."""
 
 import contextlib
+import csv
 import math
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ..runs.run import JudgedRows
 from ..runs.stored import read_outcomes
 from ..storage import files
 from ..storage.archives import read_npz
-from ..views.clinical import ClinicalChoice
+from ..views.clinical import ClinicalChoice, scarce_class
 from ..views.reliance import unknown_parts
 from .federated import scaled_example
 from .handler import AGREEMENT, allowed_code
@@ -39,7 +40,28 @@ def export_site(
     ``experiment`` is the beginning of the experiment's hash; by default the one that finished last.
     """
     folder = finished_experiment(site, experiment)
-    return write_export(trained_site(site, folder, choice, recalibrate=recalibrate), out)
+    made = write_export(trained_site(site, folder, choice, recalibrate=recalibrate), out)
+    _write_codes(site, codes_beside(made))
+    return made
+
+
+def codes_beside(model: Path) -> Path:
+    """The file of a site's own texts, if they left under other names; beside the model."""
+    return model.with_name(f"{model.name}-codes.csv")
+
+
+def _write_codes(site: SiteFolder, path: Path) -> None:
+    if site.data.name is None:
+        return
+    with contextlib.suppress(CoterieError):  # the data may be gone since
+        codes = Holdings(site, site.data.name, site.data.options).codes
+        rows = [(name, *pair) for name, known in codes.items() for pair in sorted(known.items())]
+        if rows:
+            with (
+                files.whole(path) as temporary,
+                temporary.open("w", newline="", encoding="utf-8") as f,
+            ):
+                csv.writer(f).writerows([("column", "code", "means"), *rows])
 
 
 def finished_experiment(site: SiteFolder, prefix: str | None) -> Path:
@@ -104,6 +126,7 @@ def trained_site(
     if rows is None or rows.codes is None or len(rows.codes) != len(answers.targets):
         rows = JudgedRows(target.classes, target.name)
     metric = config.run.metric
+    choice = scarce_class(rows.classes, [answers.targets], choice)  # the site's alone are known
     judged = judged_client(metric, answers, rows, choice, held, recalibrate=recalibrate)
     facts = _facts(site, folder, made)
     plain_model, predictor = found

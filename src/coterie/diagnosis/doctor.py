@@ -14,9 +14,10 @@ from ..api import Options, Source, configure
 from ..commands.live import duration
 from ..core import tree
 from ..core.algorithm import round_of
+from ..core.fields import AUTO
 from ..core.inference import smallest_gain
 from ..core.policies import declared, governed
-from ..data.federation import Federation
+from ..data.federation import Dataset, Federation
 from ..data.simulation import Simulation
 from ..engines import auto, process
 from ..engines.auto import PROBE_STEPS, Candidate
@@ -25,7 +26,7 @@ from ..engines.settings import EngineSettings, Length
 from ..engines.vmap import VmapBackend, compiler_version
 from ..errors import printable
 from ..runs.accounting import foreseen
-from ..runs.assemble import Assembly, assemble
+from ..runs.assemble import Assembly, assemble, prevalence
 from ..runs.config.methods import Method
 from ..runs.estimate import peak_mib, timings
 from ..runs.run import Roster
@@ -113,7 +114,17 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
     repeated = duplicates(made)
     inside, across = sum(repeated.across_splits.values()), repeated.across_clients
     counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
-    facts = (*_data_facts(assembly, on, roster), *_vocabulary(made), *_commonest(sites), counts)
+    measured = (
+        "metric",
+        f"{metric}{_why(metric, made.dataset) if config.run.metric == AUTO else ''}",
+    )
+    facts = (
+        *_data_facts(assembly, on, roster),
+        measured,
+        *_vocabulary(made),
+        *_commonest(sites),
+        counts,
+    )
     warnings = (
         *weak_warnings(roster, config.run.participation),
         *score_warnings(sites, metric),
@@ -189,7 +200,19 @@ def _data_facts(assembly: Assembly, on: Simulation, roster: Roster) -> list[tupl
     facts.append(("model", model))
     if network.whole > network.parameters:
         facts.append(("batch-norm buffers", config.train.buffers))
-    return [*facts, ("metric", config.run.metric)]
+    return facts
+
+
+def _why(metric: str, dataset: Dataset) -> str:
+    """Why the metric "auto" is AUC; empty for others."""
+    share, names = prevalence(dataset), dataset.class_names or ("0", "1")
+    if metric != "auc" or share is None:
+        return ""
+    scarce = int(share < 0.5)
+    return (
+        f": chosen because {100 * min(share, 1 - share):.0f} % of the samples have the class "
+        f"'{names[scarce]}', less than a third, so that accuracy says little"
+    )
 
 
 def _range(sizes: NDArray[np.int64]) -> str:

@@ -68,8 +68,9 @@ def predict(
     print(printable(f"{len(answers)} answers: {out}"))
 
 
-def show_export(folder: Path) -> None:
-    """Print where a model was written, and what to do with it."""
+def show_export(folder: Path, codes: Path | None = None) -> None:
+    """Print where a model was written, and how to use it; ``codes`` is a file, if there is one."""
     print(printable(f"model: {folder}"))
     print(printable(f"card:  {folder / 'README.md'}"))
-    print(printable(f"use:   coterie predict {folder} FILE"))
+    own = codes is not None and codes.is_file()
+    print(printable(f"use:   coterie predict {folder} FILE{f' --codes {codes}' if own else ''}"))

@@ -153,6 +153,7 @@ class Tried(NamedTuple):
     joined: Answers
     score: float  # of the joined model
     weights: Tensor | None  # [K] of the run's clients
+    parts: Tensor | None  # [K] of the joined model, where they are not the weights
     predictor: Mixture
     own: Mixture  # trained alone
 
@@ -210,8 +211,9 @@ def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | N
             made = made._replace(predictor=trained(client, made.predictor, epochs))
         said: dict[int, Answers] = {}
         scored = judge.judged(made.predictor, i, metric, said)[0]
-        weights, mine = _spread(made, usable), Mixture(own.weights[i], own.models[i])
-        found.append(Tried(draw, alone[i], said[i], scored, weights, made.predictor, mine))
+        of_clients = (_spread(values, usable) for values in (made.weights, made.parts))
+        mine = Mixture(own.weights[i], own.models[i])
+        found.append(Tried(draw, alone[i], said[i], scored, *of_clients, made.predictor, mine))
     average = None
     if host.average is not None:
         average = judge.judged(single(host.average), 0, metric, None)[0]
@@ -269,13 +271,13 @@ def _alone(host: JoinableRun, on: Simulation) -> tuple[list[Answers], Mixture]:
     return list(last.outcomes.clients()), last.mixture
 
 
-def _spread(made: Joined, usable: Tensor) -> Tensor | None:
-    """The weights of all clients of the run ``[K]``; 0 for those that were left out."""
-    if made.weights is None:
+def _spread(values: Tensor | None, usable: Tensor) -> Tensor | None:
+    """The values of all clients of the run ``[K]``; 0 for those that were left out."""
+    if values is None:
         return None
-    weights = torch.zeros(len(usable), dtype=torch.float64)
-    weights[usable] = made.weights.to(torch.float64)
-    return weights
+    spread = torch.zeros(len(usable), dtype=torch.float64)
+    spread[usable] = values.to(torch.float64)
+    return spread
 
 
 # ---- whether local training helps a newcomer: a check on the halves of its own labelled samples -
@@ -345,7 +347,7 @@ def _sums(costs: list[tuple[float, float]]) -> tuple[float, float]:
 def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Trained:
     """The newcomer's better model from all of its samples, ready for ``write_export``."""
     made, joins = outcome.personal, outcome.joins(host.run.metric)
-    weights = None if made.weights is None else made.weights.numpy()
+    weights, parts = (None if x is None else x.numpy() for x in (made.weights, made.parts))
     facts = facts_of_run(
         host.run,
         client=new.name,
@@ -354,7 +356,7 @@ def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Tr
         val=0,
         test=len(new.test),
         score=made.score if joins else score(host.run.metric, *made.alone[:2]),
-        collaborators=collaborators_of_mixture(host.run, weights) if joins else (),
+        collaborators=collaborators_of_mixture(host.run, weights, parts) if joins else (),
         notes=() if joins else (ALONE,),
         onboarded=True,
     )

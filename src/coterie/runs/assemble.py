@@ -205,7 +205,7 @@ def settled(config: Config, dataset: Dataset) -> Config:
 def _metric(metric: str, dataset: Dataset) -> str:
     fit = metrics_for("numbers" if dataset.regression else "classes")
     if metric == AUTO:
-        return fit[0] if dataset.regression else automatic(_prevalence(dataset))
+        return fit[0] if dataset.regression else automatic(prevalence(dataset))
     if metric not in fit:
         kind = "numbers" if dataset.regression else f"{dataset.classes} classes"
         raise ConfigError(
@@ -215,7 +215,7 @@ def _metric(metric: str, dataset: Dataset) -> str:
     return metric
 
 
-def _prevalence(dataset: Dataset) -> float | None:
+def prevalence(dataset: Dataset) -> float | None:
     """The share of the second of two classes; None of other targets, or of a mere schema."""
     if dataset.classes != 2 or dataset.y.ndim > 1 or len(dataset.y) < 2:
         return None

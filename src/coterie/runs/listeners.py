@@ -130,10 +130,10 @@ class Reporter(Listener):
                 live.log.method,
                 live.log.seed,
                 done,
-                live.rounds,
+                done if record.mixture is not None else live.rounds,  # patience may end it
                 None if found is None else float(mean_known(found.test)),
                 rejected=new,
-                slow=slowly(live.engine, self.seconds) if done == live.rounds else (),
+                slow=() if record.mixture is None else slowly(live.engine, self.seconds),
                 sent=record.traffic.down + record.traffic.up,
                 answered=tuple(name for name in asked if name not in out),
                 silent=tuple(name for name in asked if name in out),

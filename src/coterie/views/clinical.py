@@ -295,11 +295,19 @@ def clinical_run(runs: Sequence[Run], choice: ClinicalChoice | None = None) -> C
 
 def scarce_outcome(runs: Sequence[Run], choice: ClinicalChoice | None = None) -> ClinicalChoice:
     """The choice, with the first of two classes as the outcome if few test samples have it."""
-    choice, rows = choice or ClinicalChoice(), runs[0].roster.rows
+    rows = runs[0].roster.rows
     targets = [run.outcomes.targets for run in runs if run.outcomes is not None]
-    if choice.positive is None and targets and rows is not None and len(rows.classes) == 2:
+    return scarce_class(() if rows is None else rows.classes, targets, choice)
+
+
+def scarce_class(
+    classes: Sequence[str], targets: Sequence[Array], choice: ClinicalChoice | None = None
+) -> ClinicalChoice:
+    """The same by the names of the classes and the targets of the test samples."""
+    choice = choice or ClinicalChoice()
+    if choice.positive is None and targets and len(classes) == 2:
         first = float((np.concatenate(targets) == 0).mean())
-        choice = choice._replace(positive=rows.classes[int(first >= RARE)])
+        choice = choice._replace(positive=classes[int(first >= RARE)])
     return choice
 
 

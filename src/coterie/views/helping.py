@@ -297,6 +297,8 @@ def _node_names(roster: Roster, places: dict[int, Point], middle: Point) -> list
 def _told(relied: Reliance, roster: Roster, i: int) -> str:
     """One client and its helpers, as text."""
     helped = [f"{roster.clients[j]} {100 * relied.share[i, j]:.0f} %" for j in _drawn(relied, i)]
+    if helped and (often := relied.seldom(i)):
+        helped.append(often)
     return f"{roster.clients[i]}: {', '.join(helped) or 'relies on nobody in particular'}"
 
 
@@ -352,6 +354,7 @@ class HelpCard(NamedTuple):
     matrix: Markup
     inside: Markup | None
     order: str  # JSON list of clients in the order of the matrix
+    seldom: str  # JSON list in that order: [rounds in which a client relied on others, all]; or 0
     largest: float  # the share that the number 255 stands for
     top: float  # the share that is drawn darkest
     coalitions: str  # that the method formed in the run that is drawn; empty if it forms none
@@ -409,6 +412,12 @@ def _card(relied: Reliance, run: Run, rounds: Sequence[int] | None) -> HelpCard:
         matrix(relied, roster, found, f"{name}: who helps whom, as a matrix"),
         inside_curve(run, colour(run.method)),
         json.dumps(found.order.tolist()),
+        json.dumps(
+            [
+                [int(relied.rounds[i]), int(relied.of[i])] if relied.seldom(i) else 0
+                for i in found.order
+            ]
+        ),
         largest,
         float(relied.share.max()) or 1.0,
         "; ".join(map(", ".join, coalitions(run))),

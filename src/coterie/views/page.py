@@ -224,8 +224,7 @@ class ClientLine(NamedTuple):
     name: str
     samples: int
     scores: tuple[str, ...]
-    gain: str
-    interval: str
+    gain: str  # with its interval, where it can be judged
     shown: Claim | str
     worse: bool
 
@@ -327,17 +326,17 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
     found = (comparison.judgements or {}).get(best)
     judged = {one.client: one for one in found.clients} if found else {}
 
-    def ends(name: str) -> str:
-        low, high = judged[name].gain.low, judged[name].gain.high
-        return f"{words.number(low, metric)} to {words.number(high, metric)}"
+    def gain(name: str, value: float) -> str:
+        if name not in judged:
+            return words.number(value, metric, sign=True)
+        return words.gain_cell(value, judged[name].gain.low, judged[name].gain.high, metric)
 
     return [
         ClientLine(
             name,
             int(roster.n_train[i]),
             tuple(words.number(float(one[i]), metric) for one in scores.values()),
-            words.number(float(gained[i]), metric, sign=True),
-            ends(name) if name in judged else words.NONE,
+            gain(name, float(gained[i])),
             judged[name].claim if name in judged else words.NONE,
             bool(gained[i] < 0),
         )
@@ -444,7 +443,10 @@ def _client_lines(run: Run, relied: Reliance | None) -> list[tuple[object, ...]]
     def most(i: int) -> str:
         share = np.zeros(1) if relied is None else relied.share[i]
         j = int(share.argmax())
-        return f"{roster.clients[j]} ({100 * share[j]:.0f} %)" if share[j] > 0 else words.NONE
+        if relied is None or not share[j] > 0:
+            return words.NONE
+        told = ", ".join(filter(None, [f"{100 * share[j]:.0f} %", relied.seldom(i)]))
+        return f"{roster.clients[j]} ({told})"
 
     return [
         (

@@ -40,10 +40,16 @@ class Reliance(NamedTuple):
     share: Floats  # [K, K] parts of the weight on others; a row of zeros relied on nobody
     clear: NDArray[np.bool_]  # [K, K] shares that are shown to be above uniform
     rounds: NDArray[np.int64]  # [K] rounds in which the row's client relied on others
+    of: NDArray[np.int64]  # [K] rounds in which it took part
 
     def helpers(self, i: int) -> list[int]:
         """The clients that client ``i`` clearly relied on, those with the largest share first."""
         return [int(j) for j in np.argsort(-self.share[i], kind="stable") if self.clear[i, j]]
+
+    def seldom(self, i: int) -> str:
+        """``in 5 of 100 rounds``; empty if client ``i`` relied on others in all of its rounds."""
+        count, of = int(self.rounds[i]), int(self.of[i])
+        return f"in {count} of {of} rounds" if count < of else ""
 
     def mostly(self, i: int) -> bool:
         """Whether the clear helpers of client ``i`` have more than half of its weight on others."""
@@ -65,7 +71,7 @@ def reliance(runs: Sequence[Run]) -> Reliance | None:
         return None
     K = len(first)
     count, total = np.zeros(K, dtype=np.int64), np.zeros((K, K))
-    took = sum(here for run in drawn for here in presence(run))
+    took = np.sum([here for run in drawn for here in presence(run)], axis=0, dtype=np.int64)
     excess, squares = np.zeros((K, K)), np.zeros((K, K))
     for run in drawn:
         for weight in applied(run):
@@ -74,7 +80,7 @@ def reliance(runs: Sequence[Run]) -> Reliance | None:
             excess, squares = excess + over, squares + over**2
     share = parts_of(total)
     clear = _clear(share, excess, squares, count) & (count >= OFTEN * took)[:, None]
-    return Reliance(share, clear, count)
+    return Reliance(share, clear, count, took)
 
 
 def parts_of(weight: Floats) -> Floats:
@@ -168,19 +174,22 @@ def collaborators(run: Run, i: int) -> tuple[Collaborator, ...]:
     return _named(run, ever, relied.share[i], parts_of(last)[i], parts)
 
 
-def collaborators_of_mixture(run: Run, weights: Floats | None) -> tuple[Collaborator, ...]:
-    """Everybody whose model entered a mixture ``[K]`` of the run's final models.
+def collaborators_of_mixture(
+    run: Run, weights: Floats | None, made_of: Floats | None = None
+) -> tuple[Collaborator, ...]:
+    """Everybody whose model entered one that is made of the run's final models.
 
-    A part of the mixture is the mean of the models' parts by these weights, which are None where
-    all clients have one model.
+    ``weights`` are those of the models ``[K]``, None where all clients have one model. The mean of
+    the models' parts by ``made_of`` (the weights, if they are all that it is made of) are its own.
     """
     if weights is None:
         return unknown_parts(run.roster.clients[j] for j in np.flatnonzero(senders(run)))
     share = parts_of(weights[None])[0]
-    ever, parts = share > 0, np.zeros(len(share))
+    made_of = share if made_of is None else made_of
+    ever, parts = made_of > 0, np.zeros(len(share))
     for j in np.flatnonzero(ever).tolist():
         more, of_one = provenance(run, j)
-        ever, parts = ever | more, parts + share[j] * (math.nan if of_one is None else of_one)
+        ever, parts = ever | more, parts + made_of[j] * (math.nan if of_one is None else of_one)
     return _named(run, ever, share, share, parts)
 
 

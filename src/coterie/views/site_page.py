@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import __version__
 from ..core.metrics import METRICS
+from ..core.paired_tests import Gain
 from ..runs.run import LOCAL, Run
 from . import figures, page, words
 from .clinical import ClinicalChoice
@@ -18,7 +19,7 @@ from .clinical_page import clinical_view
 from .comparison import Comparison
 from .judgement import models_of
 from .reliance import MOST_CLIENTS, Reliance, on_others, reliance
-from .verdict import site_answer, size_of
+from .verdict import site_answer
 
 
 def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None = None) -> str:
@@ -46,6 +47,7 @@ def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None 
             "metric": METRICS[runs[0].metric].title,
             "lines": _method_lines(found, i),
             "peers": [] if relied is None else _peer_lines(relied, i, order),
+            "seldom": "" if relied is None else relied.seldom(i),
             "by": words.NONE if chosen is None else words.label(chosen[0].method),
             "own": True,
             "models": f"seed {runs[0].seed}" if compared is None else models_of(compared),
@@ -147,9 +149,13 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
         score = words.number(float(found.site_scores(method)[i]), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:
-            gain, shown = size_of(one.gain, found.metric), one.claim
+            gain, shown = _gain(one.gain, found.metric), one.claim
         lines.append((words.label(method), score, gain, shown if method != LOCAL else ""))
     return lines
+
+
+def _gain(gain: Gain, metric: str) -> str:
+    return words.gain_cell(gain.gain, gain.low, gain.high, metric)
 
 
 def _peer_lines(relied: Reliance, i: int, order: list[int]) -> list[tuple[str, ...]]:

@@ -218,7 +218,7 @@ def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
         means = [getattr(found, name, None) for name in questions]
         cells = [_gain_cells(mean, comparison.metric) for mean in means]
         if found is None or not found.tested:
-            cells[0] = (*cells[0][:2], words.NONE)
+            cells[0] = (cells[0][0], words.NONE)
         lines.append(
             (
                 words.label(row.method),
@@ -230,12 +230,11 @@ def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     return lines
 
 
-def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str, str]:
-    """A mean gain, its interval and its p-value."""
+def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str]:
+    """A mean gain with its interval, and its p-value."""
     if mean is None:
-        return words.NONE, words.NONE, words.NONE
-    low, high = (words.number(x, metric) for x in (mean.low, mean.high))
-    return words.number(mean.gain, metric, sign=True), f"{low} to {high}", words.chance(mean.p)
+        return words.NONE, words.NONE
+    return words.gain_cell(mean.gain, mean.low, mean.high, metric), words.chance(mean.p)
 
 
 FOR_USE = "The model for use is that of {}: its validation score is the median of the folds."

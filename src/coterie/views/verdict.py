@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
-from ..core.inference import TRAININGS, MeanGain, more_rows
+from ..core.inference import TRAININGS, MeanGain, more_rows, smallest_gain
 from ..core.metrics import METRICS
 from ..core.paired_tests import FEWEST_OF_A_CLASS, Gain
 from ..errors import printable_lines
@@ -310,7 +310,8 @@ def _answer_of(comparison: "Comparison", i: int, called: Sequence[str]) -> SiteA
     helpers = [] if relied is None else [called[j] for j in relied.helpers(i)]
     mostly = relied is not None and relied.mostly(i)
     rows = comparison.test_rows(i) if one is None else one.gain.samples
-    text = f"{_sentence(comparison, one, rows)}{_relied(helpers, mostly)}"
+    seldom = "" if relied is None else relied.seldom(i)
+    text = f"{_sentence(comparison, one, rows)}{_relied(helpers, mostly, seldom)}"
     return SiteAnswer(
         name,
         method,
@@ -361,12 +362,27 @@ def _why_open(comparison: "Comparison", one: ClientGain) -> str:
     judged = (comparison.judgements or {})[one.method]
     if gain.low > 0 or gain.high < 0:
         return f"; among {one.sites} sites, one may show this by chance" if one.sites > 1 else ""
+    if few := _little_to_gain(comparison, one):
+        return few
     if judged.claim == "better" and len(judged.clients) > 1:
         return "; the sites gain on average, but your rows do not confirm it"
     times = more_rows(gain.gain, math.sqrt(gain.variance))
     if times is None or times > AT_MOST:
         return ""
     return f"; about {max(gain.samples + 1, _about(times * gain.samples)):,} test rows might tell"
+
+
+def _little_to_gain(comparison: "Comparison", one: ClientGain) -> str:
+    """That training alone is wrong in too few rows for any gain to be shown; empty otherwise."""
+    if METRICS[comparison.metric].test != "counts":
+        return ""
+    rows, site = one.gain.samples, comparison.runs[0].roster.clients.index(one.client)
+    wrong = round((1 - float(comparison.site_scores(LOCAL)[site]) / 100) * rows)
+    least = smallest_gain(rows, one.sites)
+    if least is None or 100 * wrong / rows >= least:
+        return ""
+    some = f"in only {wrong}" if wrong else "in none"
+    return f"; training alone is wrong {some} of them, too few to show a gain"
 
 
 def size_of(gain: Gain, metric: str) -> str:
@@ -376,8 +392,9 @@ def size_of(gain: Gain, metric: str) -> str:
     return f"{value}{words.points(metric)} ({low} to {high})"
 
 
-def _relied(helpers: list[str], mostly: bool) -> str:
+def _relied(helpers: list[str], mostly: bool, seldom: str) -> str:
     """Which clients' models are in the site's model; that is no claim about what they gain it."""
     if not helpers:
         return ""
-    return f" You rely {'mostly' if mostly else 'partly'} on {words.listing(helpers)}."
+    who = " ".join(filter(None, [words.listing(helpers), seldom]))
+    return f" You rely {'mostly' if mostly else 'partly'} on {who}."

@@ -29,11 +29,10 @@
   const names = section ? JSON.parse(section.dataset.names) : [];
   const rounds = section ? JSON.parse(section.dataset.rounds) : [];
   const percent = (part) => `${(100 * part).toFixed(part < 0.1 ? 1 : 0)} %`;
-  const when = (frame) => (frame ? `in round ${rounds[frame - 1]}` : "on average");
 
   const drawing = (card) => {
     const K = names.length;
-    const order = JSON.parse(card.dataset.order);
+    const order = JSON.parse(card.dataset.order), seldom = JSON.parse(card.dataset.seldom);
     const place = [];
     order.forEach((site, row) => { place[site] = row; });
     const bytes = Uint8Array.from(atob(card.dataset.frames), (one) => one.charCodeAt(0));
@@ -73,6 +72,10 @@
       spot(x, edge + row * cell, shown ? cell : 0, shown ? cell : 0);
       readout.textContent = say();
     };
+    const when = () => {
+      if (frame) return `in round ${rounds[frame - 1]}`;
+      return seldom[row] ? `in ${seldom[row].join(" of ")} rounds` : "on average";
+    };
     const say = () => {
       if (row < 0) return "\u00a0";
       const own = names[order[row]];
@@ -80,12 +83,12 @@
       if (column >= 0) {
         const sure = frame ? "" : clear(row, column) ? "; clear" : "; not shown to be above uniform";
         const part = percent(share(frame, row, column));
-        return `${names[order[column]]} helps ${own}: ${part} of its weight on others ${when(frame)}${sure}`;
+        return `${names[order[column]]} helps ${own}: ${part} of its weight on others ${when()}${sure}`;
       }
       const best = order.map((_, j) => [share(frame, row, j), j]).sort((a, b) => b[0] - a[0]);
       const helped = best.slice(0, 3).filter((one) => one[0] > 0);
       const list = helped.map(([part, j]) => `${names[order[j]]} ${percent(part)}`).join(", ");
-      return `${own} is helped ${when(frame)} by ${list || "nobody"}`;
+      return `${own} is helped ${when()} by ${list || "nobody"}`;
     };
     const at = (newRow, newColumn) => {
       [row, column] = [newRow, newColumn];
