@@ -74,7 +74,6 @@ class Adapted(Wrapper[With, With, With, Any]):
     adaptation: Adaptation
 
     def server_of(self, server: With) -> Tree:
-        """The method's part of the server."""
         return server.method
 
     @property
@@ -84,7 +83,6 @@ class Adapted(Wrapper[With, With, With, Any]):
         return replace(found, uses_validation=True) if self.adaptation.remembers else found
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """The checks of the method and those of the adaptation."""
         self.algorithm.check(problem, rounds)
         self.adaptation.check(self.algorithm, problem)
         if problem.privacy is not None and self.adaptation.surveys:
@@ -94,7 +92,6 @@ class Adapted(Wrapper[With, With, With, Any]):
             )
 
     def init(self, problem: Problem) -> tuple[With, Tree]:
-        """As the method; the average of the reports starts at zero."""
         server, states = self.algorithm.init(problem)
         none = problem.start.new_zeros(problem.model.parameters)
         return With(server, none if self.adaptation.surveys else ()), states
@@ -115,19 +112,16 @@ class Adapted(Wrapper[With, With, With, Any]):
         return With(upload, report), state
 
     def aggregate(self, server: With, uploads: With, round: Round) -> With:
-        """As the method; reports are averaged by sample counts."""
         extra = server.extra
         if self.adaptation.surveys:
             extra = mix(shares(uploads.extra.size), uploads.extra.values)
         return With(self.algorithm.aggregate(server.method, uploads.method, round), extra)
 
     def serve(self, server: With, round: Round) -> With:
-        """As the method, and what the clients need for the adaptation."""
         given = self.adaptation.given(self.algorithm, server.method, server.extra, round)
         return With(self.algorithm.serve(server.method, round), given)
 
     def predictor(self, client: Client, served: With, state: Tree) -> Predictor:  # type: ignore[override]
-        """The method's predictor, each of its models adapted."""
         weights, models = self.algorithm.predictor(client, served.method, state)
 
         def adapted(w: Tensor) -> Tensor:

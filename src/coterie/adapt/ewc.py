@@ -183,11 +183,9 @@ class ElasticWeights(Adaptation):
 
     @property
     def surveys(self) -> bool:
-        """Whether the participants' diagonals are averaged."""
         return self.fisher_data == "aggregate"
 
     def survey(self, client: Client, w: Tensor) -> Tensor:
-        """The diagonal on the client's own data."""
         return fisher(client, w, self.fisher_kind)
 
     def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:

@@ -30,7 +30,6 @@ class FineTune(Adaptation):
     lr: Positive | None = None
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Continue training on the client's data."""
         return client.tuned(epochs=self.epochs, lr=self.lr).train(w)
 
 
@@ -81,7 +80,6 @@ class FreezeBase(Adaptation):
     freeze_bn_stats: bool = True
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Train the layers that are not frozen."""
         apart = client.model.apart  # then statistics are one set: all of them change, or none
         client = client.tuned(epochs=self.epochs, lr=self.lr, still=self.freeze_bn_stats)
         names = self.fb_trainable or (top_layer(client.model),)
@@ -94,5 +92,4 @@ class FreezeBase(Adaptation):
         return client.train(w, only=free, loss=as_evaluated if fixed else None)
 
     def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:
-        """Refuse layers that the network does not have."""
         problem.model.positions(self.fb_trainable)

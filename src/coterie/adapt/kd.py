@@ -146,7 +146,6 @@ class Distill(Adaptation):
     kd_step: DistillStep = "bounded"
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Train on the labels and on the outputs of the model itself."""
         terms = Terms(self.tau, self.alpha, self.kd_form)
 
         def loss(student: Tensor, batch: Batch) -> Tensor:

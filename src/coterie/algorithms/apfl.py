@@ -102,22 +102,18 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
     )
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """The common start for both models."""
         alpha = problem.start.new_tensor(self.alpha)
         return problem.start, Own(
             rows(problem.start, problem.population), rows(alpha, problem.population)
         )
 
     def optimizers(self, problem: Problem) -> int:
-        """One of w and one of v."""
-        return 2
+        return 2  # of w and of v
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
-        """Train both models side by side."""
         rate = client.lr if self.alpha_lr is None else self.alpha_lr
 
         def step(at: Working, batch: Batch) -> Working:
@@ -147,15 +143,12 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
         return grad(loss, argnums=(0, 1))(v, alpha)
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average."""
         return average(server, uploads, self.weighting, self.server_lr)
 
     def serve(self, server: Tensor, round: Round) -> Tensor:
-        """The newest global model."""
         return rows(server, len(round.clients))
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
-        """v̄ with the newest global model, or the two models' mixture."""
         if self.mix == "parameters":
             return single(blend(state.alpha, state.v, served))
         return Mixture(torch.stack([state.alpha, 1 - state.alpha]), torch.stack([state.v, served]))

@@ -134,7 +134,6 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
         """A function that computes the weights ξ between some clients in this round."""
 
     def init(self, problem: Problem) -> tuple[Uploads, Own]:
-        """The common start, or independent ones."""
         K, start = problem.population, problem.start
         common = self.initial == "common"
         models = rows(start, K) if common else problem.fresh(torch.arange(K))
@@ -156,7 +155,6 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
         return mixed(server, round.clients, everybody, self._weigh(server, round))
 
     def collaboration(self, server: Uploads, shown: Tree, round: Round) -> Tensor:
-        """The weights with which each client's last u_i was formed."""
         return last_applied(server.applied)
 
     def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:
@@ -166,5 +164,4 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
         return Upload(w, client.loss(w, "train") if self.reports else ()), Own(w)
 
     def predictor(self, client: Client, served: Any, state: Own) -> Mixture:
-        """w_i or u_i."""
         return single(state.w if self.predict_with == "own" else served)

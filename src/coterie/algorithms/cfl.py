@@ -139,7 +139,6 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return Traits(uses_validation=self.predict_with == "validation")
 
     def init(self, problem: Problem) -> tuple[Clusters, tuple[()]]:
-        """One cluster at the common start."""
         K, device = problem.population, problem.device
         nothing = torch.zeros(K, device=device, dtype=torch.int64)
         updates = problem.start.new_zeros(1).expand(
@@ -151,11 +150,9 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return Clusters(*first, updates, problem.sizes, nothing - 1, scale, applied), ()
 
     def download(self, server: Clusters, round: Round) -> Tensor:
-        """Each client's cluster model."""
         return server.models[server.member[round.clients]]
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train, and send the change."""
         return Update(client.train(received) - received, client.size), ()
 
     def aggregate(self, server: Clusters, uploads: Update, round: Round) -> Clusters:
@@ -220,7 +217,6 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return Bank(server.models, slot, torch.full_like(slot, -1))  # averages are nobody's own
 
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
-        """The cluster's model, or the best among it and its ancestors."""
         models, there = served.rows()
         if self.predict_with == "cluster":
             return single(models[0])
@@ -228,7 +224,6 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return single(models[torch.where(there, losses, torch.inf).argmin()])
 
     def collaboration(self, server: Clusters, shown: Tree, round: Round) -> Tensor:
-        """The weights of the average that each client last took part in."""
         return last_applied(server.applied)
 
 

@@ -114,11 +114,9 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         return (*own, Query(half=1), Query(half=2)) if evidence else own
 
     def optimizers(self, problem: Problem) -> int:
-        """One of w and one of p."""
-        return 2
+        return 2  # of w and of p
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
-        """The common start."""
         start, K = problem.start, problem.population
         w, zero = rows(start, K), rows(torch.zeros_like(start[: problem.model.parameters]), K)
         count, noise = torch.zeros_like(problem.sizes), start.new_zeros(K, 2)
@@ -201,7 +199,6 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         return circle
 
     def serve(self, server: Server, round: Round) -> Tensor:
-        """The newest mean of each client's circle."""
         return self._means(server, server.circle[round.clients])
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:

@@ -108,7 +108,6 @@ class CoBo(OwnModel[Server, Sent, Up, Own]):
     private = Declaration(refused="it sends exact gradients of all training data")
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
-        """All clients at the common start, all pairs collaborating."""
         K = problem.population
         W = torch.ones(K, K, dtype=torch.float64, device=problem.device).fill_diagonal_(0)
         return Server(rows(problem.start, K), W, nobody_yet(W, K)), Own(rows(problem.start, K))
@@ -122,7 +121,6 @@ class CoBo(OwnModel[Server, Sent, Up, Own]):
         return Sent(mix(mine, server.x), total, Parcels(middle, other >= 0))
 
     def local(self, client: Client, received: Sent, state: Own) -> tuple[Up, Own]:
-        """Take the gradients at the midpoints, and train."""
         pull = client.trainable(received.pull)
 
         def penalty(w: Tensor) -> Tensor:
@@ -147,7 +145,6 @@ class CoBo(OwnModel[Server, Sent, Up, Own]):
         return Server(server.x.index_copy(0, at, uploads.x), W, applied)
 
     def model(self, state: Own) -> Tensor:
-        """The client's own model."""
         return state.x
 
     def collaboration(self, server: Server, shown: Tree, round: Round) -> Tensor:

@@ -60,19 +60,15 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
     private = Declaration((Query(times=2),))
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """The common start."""
         return problem.start, Own(rows(problem.start, problem.population))
 
     def optimizers(self, problem: Problem) -> int:
-        """One of w_i and one of v_i."""
-        return 2
+        return 2  # of w_i and of v_i
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
-        """Train the received model and, near it, the client's own."""
         anchor = client.trainable(received)
 
         def pull(v: Tensor) -> Tensor:
@@ -81,13 +77,10 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
         return Update(client.train(received), client.size), Own(client.train(state.v, penalty=pull))
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average."""
         return average(server, uploads, self.weighting, self.server_lr)
 
     def model(self, state: Own) -> Tensor:
-        """The client's own model."""
         return state.v
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a pull that overshoots."""
         check_pull(problem, rounds, "ditto.lam", self.lam)

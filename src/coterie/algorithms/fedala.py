@@ -116,7 +116,6 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
     private = Declaration(refused="exact losses decide how long it learns its weights")
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
-        """The common start; every client takes all of the global model."""
         top = rows(problem.start[parts(problem.model, self.layers).upper], problem.population)
         rounds = torch.zeros(problem.population, dtype=torch.int64, device=problem.device)
         return Server(problem.start, rounds), Own(top, torch.ones_like(top))
@@ -130,7 +129,6 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
         return Sent(rows(server.theta, len(rounds)), passes)
 
     def local(self, client: Client, received: Sent, state: Own) -> tuple[Update, Own]:
-        """Learn W, blend, and train."""
         at, theta = parts(client.model, self.layers).upper, received.theta
         own = theta.index_copy(0, at, state.theta)  # the lower layers are the global model's
         W = torch.ones_like(theta).index_copy(0, at, state.W)
@@ -173,13 +171,11 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
         return again.scan(step, Learning(W, none, unknown, none)).W
 
     def aggregate(self, server: Server, uploads: Update, round: Round) -> Server:
-        """Average."""
         theta = average(server.theta, uploads, self.weighting, 1.0)
         here = torch.ones_like(round.clients)
         return Server(theta, server.rounds.index_add(0, round.clients, here))
 
     def serve(self, server: Server, round: Round) -> Tensor:
-        """The newest global model."""
         return rows(server.theta, len(round.clients))
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
@@ -189,9 +185,7 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
         return single(at.join(top, served[at.lower]))
 
     def global_model(self, server: Server) -> Tensor | None:
-        """The global model."""
         return server.theta
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse layers that the network does not have."""
         parts(problem.model, self.layers)

@@ -188,11 +188,9 @@ class FedAMP(Attentive):
 
     @property
     def reports(self) -> bool:
-        """With ``objective``, F_i(w_i)."""
         return self.objective
 
     def download(self, server: Uploads, round: Round) -> Cloud:
-        """u_i, and how strongly to stay near it."""
         weigh = self._weigh(server, round)
         u = mixed(server, round.clients, round.clients, weigh)
         alpha = self._alpha(round.index, round.horizon, round.lr)
@@ -238,7 +236,6 @@ class FedAMP(Attentive):
         return new._replace(objective=self._objective(new, round)) if self.objective else new
 
     def observed(self, server: Uploads) -> dict[str, Any]:
-        """The objective after the round, if it is asked for."""
         return {"objective": float(server.objective)} if self.objective else {}
 
     def _objective(self, server: Uploads, round: Round) -> Tensor:
@@ -250,7 +247,6 @@ class FedAMP(Attentive):
         return fit + (self.lam or 0.0) * tie
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a pull that overshoots, in any round of the schedule."""
         for index in range(rounds + 1):  # the last models are served after the last round
             self._alpha(index, rounds, problem.recipe.rate(index))
         if self.lam is None or self.alpha == "auto":

@@ -60,21 +60,16 @@ class FedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
     private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        """The common start; clients keep nothing."""
         return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train the received model."""
         return Update(client.train(received), client.size), ()
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average."""
         return average(server, uploads, self.weighting, self.server_lr)
 
     def model(self, server: Tensor) -> Tensor:
-        """The global model."""
         return server

@@ -81,7 +81,6 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
 
     @property
     def traits(self) -> Traits:
-        """Raw samples leave the clients."""
         return Traits(sharing=Sharing(self.pool, self.share))
 
     def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
@@ -107,16 +106,13 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
         )
 
     def local(self, client: Client, received: Sent, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train on the client's own samples and the pool."""
         return Update(client.train(received.theta), client.own), ()
 
     def aggregate(self, server: Server, uploads: Update, round: Round) -> Server:
-        """Average."""
         theta = average(server.theta, uploads, self.weighting, self.server_lr)
         return server._replace(theta=theta, sent=server.sent.index_fill(0, round.clients, True))
 
     def model(self, server: Server) -> Tensor:
-        """The global model."""
         return server.theta
 
 

@@ -60,38 +60,30 @@ class FedBABU(Algorithm[Server, Tensor, Update, tuple[()]]):
     private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
-        """The common start; clients keep nothing."""
         return Server(problem.start, parts(problem.model, self.head).lower), ()
 
     def download(self, server: Server, round: Round) -> Tensor:
-        """The body and the untrained head."""
         return rows(server.theta, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train the body."""
         body = parts(client.model, self.head).lower
         trained = torch.zeros(received.shape, dtype=torch.bool, device=received.device)
         w = client.train(received, only=trained.index_fill(0, body, True))
         return Update(w[body], client.size), ()
 
     def aggregate(self, server: Server, uploads: Update, round: Round) -> Server:
-        """Average the bodies."""
         theta, body = server
         moved = average(theta[body], uploads, self.weighting, 1.0)
         return server._replace(theta=theta.index_copy(0, body, moved))
 
     def serve(self, server: Server, round: Round) -> Tensor:
-        """The newest body, and the head."""
         return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: tuple[()]) -> Mixture:
-        """The whole network, fine-tuned."""
         return single(client.tuned(epochs=self.tune_epochs).train(served))
 
     def global_model(self, server: Server) -> Tensor | None:
-        """The body under the untrained head."""
         return server.theta
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse layers that the network does not have."""
         parts(problem.model, self.head)

@@ -107,21 +107,17 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
 
     @property
     def traits(self) -> Traits:
-        """Every client trains all components."""
         return Traits(several_models=True)
 
     def optimizers(self, problem: Problem) -> int:
-        """One of every component."""
-        return self.components
+        return self.components  # of every component
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """Different components, equal shares."""
         M = self.components
         pi = torch.full((M,), 1 / M, dtype=problem.dtype, device=problem.device)
         return problem.starts(M), Own(rows(pi, problem.population))
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """All components."""
         return rows(server, len(round.clients))
 
     def expect(self, client: Client, models: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,23 +148,19 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         return Components(models, client.size), Own(pi)
 
     def aggregate(self, server: Tensor, uploads: Components, round: Round) -> Tensor:
-        """Average every component."""
         p = shares(uploads.size, self.weighting)
         return server + mix(p, (uploads.models - server).flatten(1)).view_as(server)
 
     def serve(self, server: Tensor, round: Round) -> Tensor:
-        """The newest components."""
         return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
-        """The client's mixture of the newest components."""
         pi = state.pi
         for _ in range(self.new_client_steps):
             pi = self.expect(client, served, pi)[1]
         return Mixture(pi, served)
 
     def shown(self, state: Own) -> Tensor:
-        """The weights of the components."""
         return state.pi
 
     def collaboration(self, server: Tensor, shown: Tensor, round: Round) -> Tensor:

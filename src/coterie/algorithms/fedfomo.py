@@ -143,7 +143,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return Traits(uses_validation=True, weighs_again=True)
 
     def init(self, problem: Problem) -> tuple[Pool, Kept]:
-        """The common start; P is the identity."""
         self._check(problem)
         K = problem.population
         identity = torch.eye(K, dtype=problem.dtype, device=problem.device)
@@ -182,7 +181,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return max(0.0, self.epsilon - self.decay * t)
 
     def local(self, client: Client, received: Bank, state: Kept) -> tuple[Upload, Kept]:
-        """Weigh the received models, mix them, and train the mixture."""
         theta, raw, shares = self.weigh(client, received, state)
         everybody = torch.arange(client.population, device=client.id.device)
         owners = torch.cat([client.id[None], torch.where(received.slot >= 0, received.owner, -1)])
@@ -235,7 +233,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return gains >= self.min_gain_se
 
     def aggregate(self, server: Pool, uploads: Upload, round: Round) -> Pool:
-        """Store the uploads."""
         at = round.clients
         return Pool(
             updated(server.models, at, uploads.theta),
@@ -244,17 +241,13 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         )
 
     def serve(self, server: Pool, round: Round) -> Bank:
-        """The models that each client would download next."""
         return self.download(server, round)
 
     def predictor(self, client: Client, served: Bank, state: Kept) -> Mixture:
-        """The client's model after a further weighing."""
         return single(self.weigh(client, served, state)[0])
 
     def shown(self, state: Kept) -> Tensor:
-        """The client's last shares, or its row of P."""
         return state.affinity if self.matrix == "affinity" else state.weights
 
     def collaboration(self, server: Pool, shown: Tensor, round: Round) -> Tensor:
-        """Every client's last shares, or P."""
         return shown

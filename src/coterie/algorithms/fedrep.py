@@ -53,11 +53,9 @@ class FedRep(PersonalHead):
     private = Declaration(lambda self, when: (Query(self.head_epochs), Query(self.base_epochs)))
 
     def optimizers(self, problem: Problem) -> int:
-        """One of the head and one of the base."""
-        return 2
+        return 2  # of the head and of the base
 
     def trained(self, client: Client, w: Tensor, at: Parts) -> Tensor:
-        """The head, then the base."""
         head = torch.zeros(w.shape, dtype=torch.bool, device=w.device)
         head = head.index_fill(0, at.upper, True)
         w = client.tuned(epochs=self.head_epochs, batches="head").train(w, only=head)

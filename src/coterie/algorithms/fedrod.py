@@ -98,16 +98,13 @@ class FedRoD(Algorithm[Tensor, Tensor, Update, Own]):
     private = Declaration(refused="its loss tells how many samples of each class a client has")
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """The common start; personal heads add nothing."""
         head = torch.zeros_like(problem.start[parts(problem.model, 1).upper])
         return problem.start, Own(rows(head, problem.population))
 
     def optimizers(self, problem: Problem) -> int:
-        """One of the generic model and one of the personal head."""
-        return 2
+        return 2  # of the generic model and of the personal head
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The generic model."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
@@ -137,25 +134,20 @@ class FedRoD(Algorithm[Tensor, Tensor, Update, Own]):
         return Update(end.w, client.size), Own(end.head[at])
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average the generic models."""
         return average(server, uploads, self.weighting, 1.0)
 
     def serve(self, server: Tensor, round: Round) -> Tensor:
-        """The newest generic model."""
         return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
-        """The generic model, its head plus the client's own."""
         if self.predict_with == "generic":
             return single(served)
         return single(served.index_add(0, parts(client.model, 1).upper, state.head))
 
     def global_model(self, server: Tensor) -> Tensor | None:
-        """The generic model."""
         return server
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a network whose last layer is not linear."""
         linear_head(problem.model, "fedrod")
 
 

@@ -93,7 +93,6 @@ class HeurFedAMP(Attentive):
         return self.sigma
 
     def download(self, server: Uploads, round: Round) -> Cloud:
-        """u_i, and how strongly to stay near it."""
         u = mixed(server, round.clients, round.clients, self._weigh(server, round))
         return Cloud(u, u.new_full((len(u),), self.prox))
 
@@ -103,5 +102,4 @@ class HeurFedAMP(Attentive):
         return stored(server._replace(applied=remembered(server, round, weigh)), uploads, round)
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a pull that overshoots."""
         check_pull(problem, rounds, "heurfedamp.prox", self.prox)

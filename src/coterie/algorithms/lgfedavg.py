@@ -127,7 +127,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return index < self.pretrain_rounds
 
     def init(self, problem: Problem) -> tuple[Shared, Own]:
-        """The common start."""
         upper, lower, _ = self._parts(problem.model)
         begun = torch.full((problem.population,), self.pretrain_rounds == 0, device=problem.device)
         own = Own(rows(problem.start[lower], problem.population))
@@ -144,7 +143,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return torch.where(present, sent[0], state.lower)
 
     def local(self, client: Client, received: Down, state: Own) -> tuple[Up, Own]:
-        """Train all layers together."""
         upper, lower, _ = at = self._parts(client.model)
         w = client.train(at.join(received.upper, self._lower(received, state)))
         pretraining = self.trace_key(client.round, client.horizon)
@@ -152,8 +150,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return Up(w[upper], sent, client.size), Own(w[lower])
 
     def aggregate(self, server: Shared, uploads: Up, round: Round) -> Shared:
-        """Average the upper layers; while pretraining, all layers."""
-
         def mean(old: Tensor, new: Tensor) -> Tensor:
             return average(old, Update(new, uploads.size), self.weighting, 1.0)
 
@@ -163,14 +159,11 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return server._replace(upper=upper, begun=server.begun.index_fill(0, round.clients, True))
 
     def serve(self, server: Shared, round: Round) -> Down:
-        """The newest upper layers."""
         return self.download(server, round)
 
     def predictor(self, client: Client, served: Down, state: Own) -> Mixture:
-        """Own lower and global upper layers."""
         at = self._parts(client.model)
         return single(at.join(served.upper, self._lower(served, state)))
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse layers that the network does not have."""
         self._parts(problem.model)

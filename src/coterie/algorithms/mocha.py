@@ -116,7 +116,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
     private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Columns, Own]:
-        """All clients at the common start."""
         K = problem.population
         W = rows(problem.start, K)
         if self.omega == "mean":
@@ -134,7 +133,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         return max(self.floor, 2 * lr * self.lam1)
 
     def download(self, server: Columns, round: Round) -> Ties:
-        """Each client's combination of the others' models."""
         mine = server.omega[round.clients].clone()
         own = mine.gather(1, round.clients[:, None]).squeeze(1)
         self._refuse(float(own.max()), round.index, round.lr, round.parameters)
@@ -152,7 +150,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
             )
 
     def local(self, client: Client, received: Ties, state: Own) -> tuple[Tensor, Own]:
-        """Train with the penalty that ties the model to the others."""
         reach, lam1 = client.model.parameters, self.lam1
         if self.omega == "lg_code":
             lam1, reach = lam1 * lg_scale(reach), reach - reach % BLOCK
@@ -161,7 +158,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         return w, Own(w)
 
     def aggregate(self, server: Columns, uploads: Tensor, round: Round) -> Columns:
-        """Store the uploads and, where Ω is learned, update it."""
         W = server.W.index_copy(0, round.clients, uploads)
         seen = server.seen.index_fill(0, round.clients, True)
         omega = server.omega
@@ -172,7 +168,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         return Columns(W, omega, seen)
 
     def model(self, state: Own) -> Tensor:
-        """The client's own model."""
         return state.w
 
     def check(self, problem: Problem, rounds: int) -> None:

@@ -180,11 +180,9 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
 
     @property
     def traits(self) -> Traits:
-        """Validation data may choose a checkpoint."""
         return Traits(uses_validation=self._validated)
 
     def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
-        """The common start; clients keep nothing."""
         source, validated = self.options.fisher_data, self._validated
         if source == "server_aux":
             require_aux(problem, "algorithm")
@@ -221,7 +219,6 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         return Sent(rows(server.theta, count), rows(M, count) if sent else ())
 
     def local(self, client: Client, received: Sent, state: tuple[()]) -> tuple[Trained, tuple[()]]:
-        """Train with the loss of the round."""
         G, t, horizon = received.theta, client.round, client.horizon
         w = personal_training(client, G, self.phase(t, horizon), self.options, received.fisher)
         report = fisher(client, G, self.options.fisher_kind) if self._asked(t, horizon) else ()
@@ -316,7 +313,6 @@ class PaFL(Personalising):
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:
-        """The phase that the schedule gives for round t."""
         if callable(self.schedule):
             return Phase(*self.schedule(t, horizon))
         if self.schedule == "half_kd":
@@ -327,6 +323,5 @@ class PaFL(Personalising):
 
     @property
     def options(self) -> Options:
-        """The constants of all losses."""
         terms = Terms(self.tau, self.alpha, self.kd_form)
         return Options(terms, self.lam, self.fisher_kind, self.fisher_data)

@@ -62,11 +62,9 @@ class PaFLEWC(Personalising):
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:
-        """H_EWC."""
         return halved(t, horizon, "ewc")
 
     @property
     def options(self) -> Options:
-        """The constants of the consolidation."""
         terms = Terms(1.0, 0.0, "hinton")
         return Options(terms, self.lam, self.fisher_kind, self.fisher_data, self.ewc_step)

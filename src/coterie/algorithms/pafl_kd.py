@@ -52,12 +52,10 @@ class PaFLKD(Personalising):
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:
-        """H_KD."""
         return halved(t, horizon, "kd")
 
     @property
     def options(self) -> Options:
-        """The constants of the distillation."""
         return Options(Terms(self.tau, self.alpha, self.kd_form))
 
 
@@ -72,5 +70,4 @@ class PaFLKDBounded(PaFLKD):
 
     @property
     def options(self) -> Options:
-        """The constants of the distillation."""
         return super().options._replace(kd_step="bounded")

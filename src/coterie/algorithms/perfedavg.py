@@ -79,11 +79,9 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     )
 
     def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        """The common start; clients keep nothing."""
         return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
         return rows(server, len(round.clients))
 
     def _rate(self, client: Client) -> Tensor | float:
@@ -99,7 +97,6 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
         return product * share.clamp(max=1.0)
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train to minimise the loss after a personal step."""
         a = self._rate(client)
         first, third = client.tuned(batches="adapt"), client.tuned(batches="hessian")
 
@@ -118,11 +115,9 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
         return Update(w, client.size), ()
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average."""
         return average(server, uploads, self.weighting, self.server_lr)
 
     def serve(self, server: Tensor, round: Round) -> Tensor:
-        """The newest global model."""
         return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: tuple[()]) -> Mixture:

@@ -112,17 +112,14 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
     private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Graph, Own]:
-        """The common start, without a direction."""
         K, start = problem.population, problem.start
         nowhere = rows(torch.zeros_like(start[: problem.model.parameters]), K)
         return Graph(rows(start, K), nowhere, start, nobody_yet(start, K)), Own(rows(start, K))
 
     def download(self, server: Graph, round: Round) -> Sent:
-        """Each client's mixture, and its collaborators' direction."""
         return Sent(server.u[round.clients], server.v[round.clients])
 
     def local(self, client: Client, received: Sent, state: Own) -> tuple[Update, Own]:
-        """Train the mixture, in the direction of the collaborators."""
         strength = -self.lam if self.sign == "paper" else self.lam
 
         def pull(w: Tensor) -> Tensor:
@@ -133,7 +130,6 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
         return Update(w, client.size), Own(w)
 
     def aggregate(self, server: Graph, uploads: Update, round: Round) -> Graph:
-        """Infer the graph, and mix."""
         x = round.trainable(uploads.w)
         A = graph(round.trainable(uploads.w - server.start), shares(uploads.size), self.alpha)
         length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=TINY)
@@ -147,13 +143,10 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
         )
 
     def serve(self, server: Graph, round: Round) -> Tree:
-        """The newest mixtures, where they are used to predict."""
         return server.u[round.clients] if self.predict_with == "cloud" else ()
 
     def predictor(self, client: Client, served: Tree, state: Own) -> Mixture:
-        """The client's own model, or its mixture."""
         return single(served if self.predict_with == "cloud" else state.w)
 
     def collaboration(self, server: Graph, shown: Tree, round: Round) -> Tensor:
-        """The weights of each client's last mixture."""
         return last_applied(server.applied)

@@ -103,18 +103,15 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
             )
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """The common start."""
         return problem.start, Own(rows(problem.start, problem.population))
 
     def _rate(self, given: float | Auto, of_round: Tensor) -> Tensor | float:
         return of_round / (1 + of_round * self.lam) if given == "auto" else given
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The shared model."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
-        """Alternate between the personal model and the shared one."""
         inner = client.tuned(lr=self._rate(self.inner_lr, client.lr))
         lr = self._rate(self.lr, client.lr)
 
@@ -144,5 +141,4 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
         return average(server, uploads, self.weighting, self.beta)
 
     def model(self, state: Own) -> Tensor:
-        """The personal model."""
         return state.theta

@@ -115,7 +115,6 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     )
 
     def init(self, problem: Problem) -> tuple[Shared, Kept]:
-        """The common start and zero controls."""
         if self.control == "displacement" and problem.recipe.optimizer != "sgd":
             raise ConfigError(
                 f"scaffold: control = 'displacement' reads gradients off sgd's steps, and the "
@@ -126,12 +125,10 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
         return Shared(problem.start, zero), kept
 
     def download(self, server: Shared, round: Round) -> Shared:
-        """The model and the server's control."""
         count = len(round.clients)
         return Shared(rows(server.x, count), rows(server.c, count))
 
     def local(self, client: Client, received: Shared, state: Kept) -> tuple[Change, Kept]:
-        """Corrected local training and a new control."""
         x, c = received
         y, mean_gradient = controlled_steps(client, x, c - state.c)
         if self.control == "mean_gradient":
@@ -149,17 +146,13 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
         return Shared(x, server.c + uploads.dc.sum(0) / round.population)
 
     def serve(self, server: Shared, round: Round) -> Tree:
-        """The newest global model, where it is used to predict."""
         return rows(server.x, len(round.clients)) if self.predict_with == "global" else ()
 
     def predictor(self, client: Client, served: Tree, state: Kept) -> Mixture:
-        """x, or the client's own y_i."""
         return single(served if self.predict_with == "global" else state.y)
 
     def global_model(self, server: Shared) -> Tensor | None:
-        """x."""
         return server.x
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a control that the optimiser does not allow."""
         self.init(problem)

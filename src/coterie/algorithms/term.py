@@ -73,24 +73,19 @@ class TERM(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
     private = Declaration(leaves="the number of samples and the training loss")
 
     def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        """The common start; clients keep nothing."""
         return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
         return rows(server, len(round.clients))
 
     def local(
         self, client: Client, received: Tensor, state: tuple[()]
     ) -> tuple[Measured, tuple[()]]:
-        """Measure the received model, then train it."""
         return measured(client, received), ()
 
     def aggregate(self, server: Tensor, uploads: Measured, round: Round) -> Tensor:
-        """A tilted average."""
         omega = tilted_shares(uploads.loss, shares(uploads.size, self.weighting), self.t)
         return server + self.server_lr * mix(omega, uploads.w - server)
 
     def model(self, server: Tensor) -> Tensor:
-        """The global model."""
         return server

@@ -154,12 +154,10 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
 
     @property
     def traits(self) -> Traits:
-        """All agents take part in every round and train several models."""
         return Traits(everybody=True, several_models=True)
 
     def optimizers(self, problem: Problem) -> int:
-        """One of every requester's model."""
-        return len(requesting(self.requesters, problem.population))
+        return len(requesting(self.requesters, problem.population))  # of every requester's model
 
     def init(self, problem: Problem) -> tuple[Copies, Kept]:
         """The common start, zero controls and uniform weights for every requester."""
@@ -177,13 +175,10 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return Copies(x, zero, uniform, uniform, uniform, controls), kept
 
     def download(self, server: Copies, round: Round) -> Shared:
-        """Every requester's model and control."""
         count = len(round.clients)
         return Shared(rows(server.x, count), rows(server.c, count))
 
     def local(self, client: Client, received: Shared, state: Kept) -> tuple[Work, Kept]:
-        """SCAFFOLD's client step for every requester."""
-
         def one(x: Tensor, c: Tensor, own: Tensor) -> Work:
             y, control = controlled_steps(client, x, c - own)
             dy, dc = y - x, control - own
@@ -194,7 +189,6 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return work, Kept(state.c + work.dc)
 
     def aggregate(self, server: Copies, uploads: Work, round: Round) -> Copies:
-        """Weigh and average the uploads, for each requester separately."""
         controls = server.controls.index_add(0, round.clients, uploads.dc)
         asked = enumerate(requesting(self.requesters, round.population))
         copies = [self._renewed(server, k, me, uploads, controls, round) for k, me in asked]
@@ -243,15 +237,12 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return lengths(vectors).isfinite()
 
     def serve(self, server: Copies, round: Round) -> Bank:
-        """Every requester's model, sent to that requester."""
         return offer(server.x, requesting(self.requesters, round.population), round.clients)
 
     def predictor(self, client: Client, served: Bank, state: Kept) -> Mixture:
-        """The requester's model."""
         return accept(served)
 
     def collaboration(self, server: Copies, shown: Tree, round: Round) -> Tensor:
-        """The requesters' smoothed weights."""
         return full_rows(server.weights, requesting(self.requesters, round.population))
 
     def check(self, problem: Problem, rounds: int) -> None:

@@ -59,7 +59,6 @@ class OneOf:
         )
 
     def words(self, between: str = " or ") -> str:
-        """The names as words."""
         return between.join([*map(repr, self.names), *(["package.module:Class"] * self.own)])
 
 

@@ -112,17 +112,14 @@ class RemoteEngine:
 
     @property
     def choice(self) -> dict[str, Any]:
-        """The resolved settings."""
         return dict(self._label)
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """Empty: every call is executed as it is written."""
         return ()
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """The sha256 of every client's state."""
         return tuple(self._held)
 
     def begin(
@@ -212,7 +209,6 @@ class RemoteEngine:
         return gathered_predictions(round.clients.tolist(), good, lost, keep=keep)
 
     def snapshot(self) -> Tree:
-        """The hashes of the clients' states, and what these show."""
         return held_states(self._held, tree.stack(self._shown))
 
     def restore(self, states: Tree) -> None:

@@ -82,7 +82,6 @@ class Assessment(NamedTuple):
 
 
 def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnswer:
-    """One client's scores and predictor."""
     if _round(answer.head, client) != asked.round:
         raise _WrongError("wrong_round")
     scores, predictor = answer.body

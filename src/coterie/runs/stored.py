@@ -239,7 +239,6 @@ def client_rows(index: int, scores: Scores, roster: Roster) -> Iterator[tuple[An
 
 
 def append_clients(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Add lines to ``clients.csv``."""
     with path.open("a", encoding="utf-8", newline="") as file:
         file.writelines(map(_csv_line, rows))
 

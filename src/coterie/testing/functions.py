@@ -62,7 +62,6 @@ def fields_are_checked(case: Case) -> Iterator[str]:
 
 
 def _frozen(owner: type) -> bool:
-    """Whether a class is a frozen dataclass."""
     made = getattr(owner, "__dataclass_params__", None)
     return made is not None and bool(made.frozen)
 

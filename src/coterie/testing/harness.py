@@ -130,7 +130,6 @@ class Trial:
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
         return self._problem.population
 
     @property
@@ -147,11 +146,9 @@ class Trial:
         return Trial(algorithm, self.network, self.federation, self._problem.recipe)
 
     def check(self, rounds: int = ROUNDS) -> None:
-        """Ask the method whether it can run here."""
         check_run(self.algorithm, self._problem, rounds)
 
     def init(self) -> tuple[Tree, Tree]:
-        """The server and all clients' states before round 0."""
         return self.algorithm.init(self._problem)
 
     def round(
@@ -277,7 +274,6 @@ class Case:
 
     @property
     def algorithm(self) -> AnyAlgorithm:
-        """The method."""
         return self.trial.algorithm
 
     def again(self) -> AnyAlgorithm:

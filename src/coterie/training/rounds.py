@@ -165,7 +165,6 @@ def owners(known: Owners, message: Tree, receivers: Tensor) -> Owners:
 
 
 def _start(algorithm: AnyAlgorithm, problem: Problem) -> Begin:
-    """The server and every client's state before round 0."""
     return Begin(0, *checked_init(algorithm, algorithm.init(problem), problem.population))
 
 
@@ -305,7 +304,6 @@ def _validated(found: Evaluation, problem: Problem) -> Evaluation:
 
 
 def _weights(algorithm: AnyAlgorithm, engine: Engine, server: Tree, round: Round) -> Any:
-    """The collaboration matrix after a round."""
     weights = algorithm.collaboration(server, engine.shown(algorithm), round)
     return _matrix(checked_matrix(algorithm, weights))
 
