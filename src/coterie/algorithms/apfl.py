@@ -37,15 +37,11 @@ from .fedavg import Update, Weighting, average
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     v: Tensor  # [P]
     alpha: Tensor  # []
 
 
 class Working(NamedTuple):
-    """The values that local training carries from step to step."""
-
     w: Tensor  # [P]
     v: Tensor  # [P]
     alpha: Tensor  # []
@@ -87,9 +83,6 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
 
-    paper: ClassVar[str] = (
-        "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2020"
-    )
     bibtex: ClassVar[str] = """@article{deng2020apfl,
   title={Adaptive Personalized Federated Learning},
   author={Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
@@ -144,9 +137,6 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
         return average(server, uploads, self.weighting, self.server_lr)
-
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        return rows(server, len(round.clients))
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
         if self.mix == "parameters":

@@ -41,8 +41,6 @@ class Uploads(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends."""
-
     w: Tensor  # [P]
     loss: Tree = ()  # [] F_i(w_i) on its training data, where the method asks for it
 
@@ -55,8 +53,6 @@ class Cloud(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
 
 

@@ -241,10 +241,6 @@ class CFL(Dividing):
     eps_mode: Literal["relative", "absolute"] = "relative"
     eps1: NotNegative = 0.4
 
-    paper: ClassVar[str] = (
-        "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed "
-        "Multitask Optimization Under Privacy Constraints, IEEE TNNLS 2021"
-    )
     bibtex: ClassVar[str] = """@article{sattler2021cfl,
   title={Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under
          Privacy Constraints},

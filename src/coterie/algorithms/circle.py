@@ -61,23 +61,17 @@ class Server(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What a client receives."""
-
     u: Tensor  # [P]
     g: Tree  # [P]; () in a round without evidence
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     w: Tensor  # [P]
     move: Tree = ()  # [P] D, without buffers; () in a round without evidence
     noise: Tree = ()  # [2] v, and the variance of D by the choice of rounds
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
     p: Tensor  # [P]
     move: Tensor  # [P] D

@@ -30,8 +30,6 @@ from .fedprox import proximal
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     v: Tensor  # [P]
 
 
@@ -49,10 +47,6 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
 
-    paper: ClassVar[str] = (
-        "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through "
-        "Personalization, ICML 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{li2021ditto,
   title={Ditto: Fair and Robust Federated Learning Through Personalization},
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},

@@ -51,8 +51,6 @@ class Copies(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What an agent sends."""
-
     dy: Tensor  # [R, P]
     valid: Tensor  # [R] bool; a row of dy that is not finite is sent as zeros
     size: Tensor  # []
@@ -149,10 +147,6 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
     samples_per_round: Literal["batch", "epoch"] = "batch"
 
     title: ClassVar[str] = "Weight Erosion"
-    paper: ClassVar[str] = (
-        "Grimberg, Hartley, Jaggi, Karimireddy: Weight Erosion: An Update Aggregation Scheme for "
-        "Personalized Collaborative Machine Learning, DART at MICCAI 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{grimberg2020erosion,
   title={Weight Erosion: An Update Aggregation Scheme for Personalized Collaborative Machine
          Learning},

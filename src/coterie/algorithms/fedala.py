@@ -42,15 +42,11 @@ UNKNOWN = 1e6  # in place of losses of passes that have not been made
 
 
 class Server(NamedTuple):
-    """The server."""
-
     theta: Tensor  # [P]
     rounds: Tensor  # [K] how many rounds each client took part in
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     theta: Tensor  # [P]
     passes: Tensor  # [n] whether the client makes each of the round's passes for W
 
@@ -104,10 +100,6 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
     start_passes: Count = 20
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for "
-        "Personalized Federated Learning, AAAI 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{zhang2023fedala,
   title={{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
   author={Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and

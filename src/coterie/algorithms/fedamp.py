@@ -158,10 +158,6 @@ class FedAMP(Attentive):
     initial: Initial = "common"
     objective: bool = False
 
-    paper: ClassVar[str] = (
-        "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on "
-        "Non-IID Data, AAAI 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{huang2021fedamp,
   title={Personalized Cross-Silo Federated Learning on Non-{IID} Data},
   author={Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and

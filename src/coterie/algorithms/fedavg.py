@@ -25,8 +25,6 @@ Weighting = Literal["samples", "uniform"]
 
 
 class Update(NamedTuple):
-    """What a client sends."""
-
     w: Tensor  # [P]
     size: Tensor  # []
 
@@ -48,10 +46,6 @@ class FedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
 
-    paper: ClassVar[str] = (
-        "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep "
-        "Networks from Decentralized Data, AISTATS 2017"
-    )
     bibtex: ClassVar[str] = """@inproceedings{mcmahan2017fedavg,
   title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
   author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and

@@ -36,8 +36,6 @@ from .fedavg import Update, Weighting, average
 
 
 class Server(NamedTuple):
-    """The server."""
-
     theta: Tensor  # [P]
     samples: Tensor  # [n, bytes] the pool: inputs and targets
     owner: Tensor  # [n] the client that has the sample already; -1 for none
@@ -45,8 +43,6 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     theta: Tensor  # [P]
     pool: Tree  # a Bank of samples, filled at a client's first round; () where nothing is shared
 
@@ -69,9 +65,6 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
     server_lr: Positive = 1.0
 
     title: ClassVar[str] = "FedAvg+Data"
-    paper: ClassVar[str] = (
-        "Zhao, Li, Lai, Suda, Civin, Chandra: Federated Learning with Non-IID Data, 2018"
-    )
     bibtex: ClassVar[str] = """@article{zhao2018noniid,
   title={Federated Learning with Non-{IID} Data},
   author={Zhao, Yue and Li, Meng and Lai, Liangzhen and Suda, Naveen and Civin, Damon and

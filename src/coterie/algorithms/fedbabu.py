@@ -29,8 +29,6 @@ from .lgfedavg import Layers, parts
 
 
 class Server(NamedTuple):
-    """The server."""
-
     theta: Tensor  # [P] the body, and the head as it started
     body: Tensor  # [b] the body's positions in it
 
@@ -49,10 +47,6 @@ class FedBABU(Algorithm[Server, Tensor, Update, tuple[()]]):
     tune_epochs: CountOrZero | None = 5
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, "
-        "ICLR 2022"
-    )
     bibtex: ClassVar[str] = """@inproceedings{oh2022fedbabu,
   title={{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
   author={Oh, Jaehoon and Kim, SangMook and Yun, Se-Young},
@@ -75,9 +69,6 @@ class FedBABU(Algorithm[Server, Tensor, Update, tuple[()]]):
         theta, body = server
         moved = average(theta[body], uploads, self.weighting, 1.0)
         return server._replace(theta=theta.index_copy(0, body, moved))
-
-    def serve(self, server: Server, round: Round) -> Tensor:
-        return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: tuple[()]) -> Mixture:
         return single(client.tuned(epochs=self.tune_epochs).train(served))

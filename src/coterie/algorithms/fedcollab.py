@@ -50,8 +50,6 @@ RATE = 2.0  # of the classifiers' steps; samples have length one
 
 
 class Server(NamedTuple):
-    """The server."""
-
     inner: Tree  # the servers of ``inside`` [coalitions, ...]; one before they form
     coalition: Tensor  # [K] each client's, -1 before they form
     start: Tensor  # [P]
@@ -65,16 +63,12 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     start: Tree  # [P] before coalitions form, then ()
     pairs: Tree  # [K, q] its classifiers before coalitions form, or ()
     inner: Tree  # of ``inside``, or ()
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     pairs: Tree  # [K, q] or ()
     mine: Tree  # [K] or ()
     move: Tree  # [P] or ()
@@ -131,10 +125,6 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
     rounds_before: Count = 1
     steps: Count = 20
 
-    paper: ClassVar[str] = (
-        "Bao, Wang, Wu, He: Optimizing the Collaboration Structure in Cross-Silo Federated "
-        "Learning, ICML 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{bao2023fedcollab,
   title={Optimizing the Collaboration Structure in Cross-Silo Federated Learning},
   author={Bao, Wenxuan and Wang, Haohan and Wu, Jun and He, Jingrui},

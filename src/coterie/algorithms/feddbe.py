@@ -38,28 +38,20 @@ from .lgfedavg import Layers
 
 
 class Server(NamedTuple):
-    """The server, and what it sends."""
-
     theta: Tensor  # [P]
     mean: Tensor  # [d] g; zero in the first round
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     update: Update
     mean: Tensor  # [d] of its features in the first round, then [0]
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     m: Tensor  # [d]
 
 
 class Working(NamedTuple):
-    """The values that local training carries from step to step."""
-
     w: Tensor  # [P]
     m: Tensor  # [d]
     running: Tensor  # [d] r
@@ -87,10 +79,6 @@ class FedDBE(Algorithm[Server, Server, Up, Own]):
     momentum: ShareAboveZero = 1.0
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan: Eliminating Domain Bias for Federated "
-        "Learning in Representation Space, NeurIPS 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{zhang2023feddbe,
   title={Eliminating Domain Bias for Federated Learning in Representation Space},
   author={Zhang, Jianqing and Hua, Yang and Cao, Jian and Wang, Hao and Song, Tao and

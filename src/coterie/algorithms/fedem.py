@@ -48,8 +48,6 @@ class Components(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     pi: Tensor  # [M]
 
 
@@ -91,10 +89,6 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     weighting: Weighting = "samples"
     rate: Literal["split", "scaled"] = "scaled"
 
-    paper: ClassVar[str] = (
-        "Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of "
-        "Distributions, NeurIPS 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{marfoq2021fedem,
   title={Federated Multi-Task Learning under a Mixture of Distributions},
   author={Marfoq, Othmane and Neglia, Giovanni and Bellet, Aur{\\'e}lien and Kameni, Laetitia and
@@ -150,9 +144,6 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     def aggregate(self, server: Tensor, uploads: Components, round: Round) -> Tensor:
         p = shares(uploads.size, self.weighting)
         return server + mix(p, (uploads.models - server).flatten(1)).view_as(server)
-
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
         pi = state.pi

@@ -243,10 +243,6 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     start: Literal["independent", "common"] = "independent"
     predict_min_weight: Share = 1e-3
 
-    paper: ClassVar[str] = (
-        "Sui, Wen, Lau, Ross, Cresswell: Find Your Friends: Personalized Federated Learning with "
-        "the Right Collaborators, 2022"
-    )
     bibtex: ClassVar[str] = """@article{sui2022federico,
   title={Find Your Friends: Personalized Federated Learning with the Right Collaborators},
   author={Sui, Yi and Wen, Junfeng and Lau, Yenson and Ross, Brendan Leigh and

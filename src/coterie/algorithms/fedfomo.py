@@ -52,15 +52,11 @@ class Pool(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends."""
-
     theta: Tensor  # [P]
     ranks: Tensor  # [K]
 
 
 class Kept(NamedTuple):
-    """What a client keeps."""
-
     theta: Tensor  # [P] after its last local training
     old: Tensor  # [P] before it
     affinity: Tensor  # [K] its row of P
@@ -126,10 +122,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
     min_gain_se: NotNegative = 0.0
     matrix: Literal["weights", "affinity"] = "weights"
 
-    paper: ClassVar[str] = (
-        "Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order "
-        "Model Optimization, ICLR 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{zhang2021fedfomo,
   title={Personalized Federated Learning with First Order Model Optimization},
   author={Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and
@@ -239,9 +231,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
             server.age.index_fill(0, at, round.index),
             updated(server.ranks, at, uploads.ranks),
         )
-
-    def serve(self, server: Pool, round: Round) -> Bank:
-        return self.download(server, round)
 
     def predictor(self, client: Client, served: Bank, state: Kept) -> Mixture:
         return single(self.weigh(client, served, state)[0])

@@ -44,8 +44,6 @@ class Pool(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends."""
-
     theta: Tensor  # [P]
     shares: Tensor  # [K]
 
@@ -75,7 +73,6 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
     pool: Literal["all_uploaded", "last_round"] = "all_uploaded"
 
     title: ClassVar[str] = "FedFomo-MA"
-    paper: ClassVar[str] = FedFomo.paper
     private = Declaration(leaves="what validation losses decide: its shares of the others")
     bibtex: ClassVar[str] = FedFomo.bibtex
 
@@ -137,9 +134,6 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
             age=server.age.index_fill(0, at, round.index),
             shares=server.shares.index_copy(0, at, uploads.shares),
         )
-
-    def serve(self, server: Pool, round: Round) -> Bank:
-        return self.download(server, round)
 
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
         return single(self.weigh(client, served)[0])

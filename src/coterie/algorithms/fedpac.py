@@ -45,8 +45,6 @@ STEPS = 2000  # of the solver at most
 
 
 class Server(NamedTuple):
-    """The server."""
-
     body: Tensor  # [b]
     heads: Rows  # [K, h] each client's combined head
     means: Tensor  # [C, d] g, zero for a class that nobody had
@@ -55,8 +53,6 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     body: Tensor  # [b]
     head: Tensor  # [h]
     means: Tensor  # [C, d]
@@ -64,8 +60,6 @@ class Sent(NamedTuple):
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     update: Update  # of the body
     head: Tensor  # [h]
     shares: Tensor  # [C] π
@@ -114,10 +108,6 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
     head_epochs: CountOrZero = 1
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier "
-        "Collaboration, ICLR 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{xu2023fedpac,
   title={Personalized Federated Learning with Feature Alignment and Classifier Collaboration},
   author={Xu, Jian and Tong, Xinyi and Huang, Shao-Lun},

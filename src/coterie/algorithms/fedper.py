@@ -64,9 +64,6 @@ class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
         return average(server, uploads, self.weighting, 1.0)
 
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Tensor, state: Head) -> Mixture:
         return single(parts(client.model, self.head).join(state.w, served))
 
@@ -83,10 +80,6 @@ class FedPer(PersonalHead):
         weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
     """
 
-    paper: ClassVar[str] = (
-        "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, "
-        "2019"
-    )
     bibtex: ClassVar[str] = """@article{arivazhagan2019fedper,
   title={Federated Learning with Personalization Layers},
   author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and

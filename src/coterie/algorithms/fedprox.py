@@ -38,10 +38,6 @@ class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
 
-    paper: ClassVar[str] = (
-        "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous "
-        "Networks, MLSys 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{li2020fedprox,
   title={Federated Optimization in Heterogeneous Networks},
   author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and

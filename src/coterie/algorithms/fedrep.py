@@ -42,10 +42,6 @@ class FedRep(PersonalHead):
     head_epochs: CountOrZero = 10
     base_epochs: CountOrZero = 1
 
-    paper: ClassVar[str] = (
-        "Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for "
-        "Personalized Federated Learning, ICML 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{collins2021fedrep,
   title={Exploiting Shared Representations for Personalized Federated Learning},
   author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},

@@ -40,14 +40,10 @@ ABSENT = 1e-8  # samples of a class that a client does not have
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     head: Tensor  # [s] the personal head, added to the generic one
 
 
 class Working(NamedTuple):
-    """The values that local training carries from step to step."""
-
     w: Tensor  # [P]
     head: Tensor  # [parameters] the personal head, zero outside the last layer
     of_w: Tree  # optimiser states
@@ -87,10 +83,6 @@ class FedRoD(Algorithm[Tensor, Tensor, Update, Own]):
     predict_with: Literal["both", "generic"] = "both"
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image "
-        "Classification, ICLR 2022"
-    )
     bibtex: ClassVar[str] = """@inproceedings{chen2022fedrod,
   title={On Bridging Generic and Personalized Federated Learning for Image Classification},
   author={Chen, Hong-You and Chao, Wei-Lun},
@@ -135,9 +127,6 @@ class FedRoD(Algorithm[Tensor, Tensor, Update, Own]):
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
         return average(server, uploads, self.weighting, 1.0)
-
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
         if self.predict_with == "generic":

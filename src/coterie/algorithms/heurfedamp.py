@@ -74,7 +74,6 @@ class HeurFedAMP(Attentive):
     predict_with: PredictWith = "own"
     initial: Initial = "common"
 
-    paper: ClassVar[str] = FedAMP.paper
     bibtex: ClassVar[str] = FedAMP.bibtex
 
     def _weigh(self, server: Uploads, round: Round) -> Weigh:

@@ -217,9 +217,6 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         group = merged(similarity, min(k, n), "complete").group
         return k, group.unique(return_inverse=True)[1]
 
-    def serve(self, server: Models, round: Round) -> Bank:
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
         return single(self.choose(client, served)[0])
 

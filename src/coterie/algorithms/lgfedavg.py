@@ -70,23 +70,17 @@ class Shared(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What a client receives."""
-
     upper: Tensor  # [s]
     lower: Bank  # one slot: the pretrained lower layers, for a client that has none of its own
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     upper: Tensor  # [s]
     lower: Tensor  # [P - s] while pretraining, then [0]
     size: Tensor  # []
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     lower: Tensor  # [P - s]
 
 
@@ -106,10 +100,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
     weighting: Weighting = "uniform"
 
     title: ClassVar[str] = "LG-FedAvg"
-    paper: ClassVar[str] = (
-        "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act "
-        "Globally: Federated Learning with Local and Global Representations, 2020"
-    )
     bibtex: ClassVar[str] = """@article{liang2020lgfedavg,
   title={Think Locally, Act Globally: Federated Learning with Local and Global Representations},
   author={Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and
@@ -157,9 +147,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         if round.index < self.pretrain_rounds:
             return server._replace(upper=upper, lower=mean(server.lower, uploads.lower))
         return server._replace(upper=upper, begun=server.begun.index_fill(0, round.clients, True))
-
-    def serve(self, server: Shared, round: Round) -> Down:
-        return self.download(server, round)
 
     def predictor(self, client: Client, served: Down, state: Own) -> Mixture:
         at = self._parts(client.model)

@@ -38,8 +38,6 @@ class Early(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
     early: Tree  # Early, or () where only the last model is kept
 

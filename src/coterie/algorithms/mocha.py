@@ -56,8 +56,6 @@ class Ties(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
 
 
@@ -106,9 +104,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
     floor: Positive = 1e-7
 
     title: ClassVar[str] = "MOCHA"
-    paper: ClassVar[str] = (
-        "Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS 2017"
-    )
     bibtex: ClassVar[str] = """@inproceedings{smith2017mocha,
   title={Federated Multi-Task Learning},
   author={Smith, Virginia and Chiang, Chao-Kai and Sanjabi, Maziar and Talwalkar, Ameet},

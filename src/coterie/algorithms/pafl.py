@@ -63,8 +63,6 @@ Schedule = Callable[[int, int], Phase]  # (round t from 0, number of rounds T) -
 
 
 class Server(NamedTuple):
-    """The server."""
-
     theta: Tensor  # [P]
     fisher: Tree  # [parameters] the last participants' average; () unless ``aggregate``
     best: Tree  # [P] the model with the lowest validation loss so far; () without checkpoint
@@ -73,8 +71,6 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     theta: Tensor  # [P]
     fisher: Tree  # [parameters], or () where there is none to send
 
@@ -266,9 +262,6 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
                 check_pull(problem, rounds, "pafl.mu", 1 - mu)
 
 
-PAPER = (
-    "Iacob, Gusmão, Lane: Can Fair Federated Learning Reduce the Need for Personalisation?, 2023"
-)
 BIBTEX = """@article{iacob2023pafl,
   title={Can Fair Federated Learning Reduce the Need for Personalisation?},
   author={Iacob, Alex and Gusm{\\~a}o, Pedro P. B. and Lane, Nicholas D.},
@@ -309,7 +302,6 @@ class PaFL(Personalising):
     server_lr: Positive = 1.0
     checkpoint: Checkpoint = "last"
 
-    paper: ClassVar[str] = PAPER
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:

@@ -29,7 +29,7 @@ from ..adapt.ewc import Kind, Source, Step
 from ..adapt.kd import Terms
 from ..core.ranges import Auto, NotNegative, Positive
 from .fedavg import Weighting
-from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
+from .pafl import BIBTEX, Checkpoint, Options, Personalising, Phase, halved
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class PaFLEWC(Personalising):
     checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-EWC"
-    paper: ClassVar[str] = PAPER
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:

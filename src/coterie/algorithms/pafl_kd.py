@@ -23,7 +23,7 @@ from typing import ClassVar
 from ..adapt.kd import Form, Terms
 from ..core.ranges import Positive, Share
 from .fedavg import Weighting
-from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
+from .pafl import BIBTEX, Checkpoint, Options, Personalising, Phase, halved
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,6 @@ class PaFLKD(Personalising):
     checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-KD"
-    paper: ClassVar[str] = PAPER
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:

@@ -65,10 +65,6 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     server_lr: Positive = 1.0
 
     title: ClassVar[str] = "Per-FedAvg"
-    paper: ClassVar[str] = (
-        "Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: "
-        "A Model-Agnostic Meta-Learning Approach, NeurIPS 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{fallah2020perfedavg,
   title={Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
          Meta-Learning Approach},
@@ -116,9 +112,6 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
         return average(server, uploads, self.weighting, self.server_lr)
-
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: tuple[()]) -> Mixture:
         """The global model after ``predict_steps`` personal steps on the client's training data."""

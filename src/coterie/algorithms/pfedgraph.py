@@ -46,15 +46,11 @@ class Graph(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     u: Tensor  # [P]
     v: Tensor  # [parameters]
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
 
 
@@ -101,10 +97,6 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
     predict_with: Literal["own", "cloud"] = "own"
 
     title: ClassVar[str] = "pFedGraph"
-    paper: ClassVar[str] = (
-        "Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration "
-        "Graphs, ICML 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{ye2023pfedgraph,
   title={Personalized Federated Learning with Inferred Collaboration Graphs},
   author={Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},

@@ -37,8 +37,6 @@ from .fedprox import proximal
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     theta: Tensor  # [P]
 
 
@@ -76,9 +74,6 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
     weighting: Weighting = "samples"
 
     title: ClassVar[str] = "pFedMe"
-    paper: ClassVar[str] = (
-        "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{dinh2020pfedme,
   title={Personalized Federated Learning with {M}oreau Envelopes},
   author={Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},

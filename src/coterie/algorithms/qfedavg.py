@@ -104,9 +104,6 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
     step: Step = "lipschitz"
 
     title: ClassVar[str] = "q-FedAvg"
-    paper: ClassVar[str] = (
-        "Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{li2020qfedavg,
   title={Fair Resource Allocation in Federated Learning},
   author={Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},

@@ -49,8 +49,6 @@ class Change(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a client keeps."""
-
     c: Tensor  # [P]
     y: Tensor  # [P]
 
@@ -96,10 +94,6 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     predict_with: Literal["global", "local"] = "global"
 
     title: ClassVar[str] = "SCAFFOLD"
-    paper: ClassVar[str] = (
-        "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging "
-        "for Federated Learning, ICML 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{karimireddy2020scaffold,
   title={{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
   author={Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and

@@ -63,9 +63,6 @@ class TERM(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
 
-    paper: ClassVar[str] = (
-        "Li, Beirami, Sanjabi, Smith: Tilted Empirical Risk Minimization, ICLR 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{li2021term,
   title={Tilted Empirical Risk Minimization},
   author={Li, Tian and Beirami, Ahmad and Sanjabi, Maziar and Smith, Virginia},

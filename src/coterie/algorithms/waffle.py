@@ -76,8 +76,6 @@ class Work(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What an agent keeps."""
-
     c: Tensor  # [R, P] the agent's control for every requester
 
 
@@ -139,10 +137,6 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
     distance: Literal["update", "gradient"] = "update"
 
     title: ClassVar[str] = "WAFFLE"
-    paper: ClassVar[str] = (
-        "Beaussart, Grimberg, Hartley, Jaggi: WAFFLE: Weighted Averaging for Personalized "
-        "Federated Learning, 2021"
-    )
     bibtex: ClassVar[str] = """@article{beaussart2021waffle,
   title={{WAFFLE}: Weighted Averaging for Personalized Federated Learning},
   author={Beaussart, Martin and Grimberg, Felix and Hartley, Mary-Anne and Jaggi, Martin},
