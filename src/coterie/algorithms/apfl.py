@@ -31,9 +31,9 @@ from ..core.batches import Batch
 from ..core.client import Client, mean
 from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
-from ..core.ranges import NotNegative, Positive, Share
+from ..core.ranges import NotNegative, Share
 from ..core.tree import Tree
-from .fedavg import Update, Weighting, average
+from .fedavg import ServerLr, Update, Weighting, average
 
 
 class Own(NamedTuple):
@@ -72,8 +72,6 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
         adaptive: learn α, with one step per round.
         alpha_lr: the learning rate η_α of α; None is the clients' learning rate.
         mix: mix the two models' ``parameters`` or their ``outputs``.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
     """
 
     alpha: Share = 0.5
@@ -81,7 +79,7 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
     alpha_lr: NotNegative | None = None
     mix: Literal["parameters", "outputs"] = "parameters"
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
     bibtex: ClassVar[str] = """@article{deng2020apfl,
   title={Adaptive Personalized Federated Learning},

@@ -36,13 +36,10 @@ class Uploads(NamedTuple):
     seen: Tensor  # [K] whether the client has uploaded
     start: Tensor  # [P] the common start, or [K, P] every client's own
     applied: Rows  # [K, K] the weights of each client's last round; zeros before its first
-    losses: Tree = ()  # [K] F_i of the last uploads, or () where clients do not report it
-    objective: Tree = ()  # [] the objective after the round, or () where it is not asked for
 
 
 class Upload(NamedTuple):
     w: Tensor  # [P]
-    loss: Tree = ()  # [] F_i(w_i) on its training data, where the method asks for it
 
 
 class Cloud(NamedTuple):
@@ -99,35 +96,25 @@ def remembered(server: Uploads, round: Round, weigh: Weigh) -> Rows:
     return updated(server.applied, at, applied)
 
 
-def stored(server: Uploads, uploads: Upload, round: Round) -> Uploads:
-    """The server with the round's models and losses stored."""
-    at, losses = round.clients, server.losses
-    if isinstance(losses, Tensor):
-        losses = losses.index_copy(0, at, uploads.loss)
-    models, seen = updated(server.models, at, uploads.w), server.seen.index_fill(0, at, True)
-    return server._replace(models=models, seen=seen, losses=losses)
-
-
 class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
     """Base of methods that mix the models of similar clients; a subclass defines the similarity.
 
     Concrete methods are dataclasses with at least these fields.
     """
 
-    private = Declaration(leaves="where it reports one, its training loss")
+    private = Declaration(leaves="nothing else")
 
     start: str
     predict_with: PredictWith
     initial: Initial
 
-    @property
-    def reports(self) -> bool:
-        """Whether clients upload the loss of their trained model on their training data."""
-        return False
-
     @abstractmethod
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
         """A function that computes the weights ξ between some clients in this round."""
+
+    @abstractmethod
+    def _prox(self, round: Round) -> float:
+        """The proximal coefficient λ/α_k."""
 
     def init(self, problem: Problem) -> tuple[Uploads, Own]:
         K, start = problem.population, problem.start
@@ -138,10 +125,12 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
             seen=torch.zeros(K, dtype=torch.bool, device=problem.device),
             start=start if common else models,
             applied=nobody_yet(start, K),
-            losses=start.new_zeros(K) if self.reports else (),
-            objective=start.new_zeros((), dtype=torch.float64) if self.reports else (),
         )
         return server, Own(models)
+
+    def download(self, server: Uploads, round: Round) -> Cloud:
+        u = mixed(server, round.clients, round.clients, self._weigh(server, round))
+        return Cloud(u, u.new_full((len(u),), self._prox(round)))
 
     def serve(self, server: Uploads, round: Round) -> Tree:
         """The newest u_i, over all clients that have uploaded, where u_i is used to predict."""
@@ -157,7 +146,16 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
         """Train near u_i: ``argmin F_i(w) + (λ/2α_k)‖w − u_i‖²``."""
         begin = received.u if self.start == "cloud" else state.w
         w = client.train(begin, penalty=lambda w: proximal(w, received.u, received.prox))
-        return Upload(w, client.loss(w, "train") if self.reports else ()), Own(w)
+        return Upload(w), Own(w)
+
+    def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
+        """Store the uploads, and record the weights that the round applied."""
+        at = round.clients
+        return server._replace(
+            applied=remembered(server, round, self._weigh(server, round)),
+            models=updated(server.models, at, uploads.w),
+            seen=server.seen.index_fill(0, at, True),
+        )
 
     def predictor(self, client: Client, served: Any, state: Own) -> Mixture:
         return single(state.w if self.predict_with == "own" else served)

@@ -113,7 +113,6 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         age_limit: rounds after which an absent client's last Δ_i is too old; None is never.
         predict_with: the ``cluster``'s model, or the best on ``validation`` data among it and its
             ancestors.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     eps2: NotNegative = 0.4

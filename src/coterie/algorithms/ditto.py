@@ -24,8 +24,8 @@ from ..core.algorithm import OwnModel, Round, check_pull, rows
 from ..core.client import Client
 from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
-from ..core.ranges import NotNegative, Positive
-from .fedavg import Update, Weighting, average
+from ..core.ranges import NotNegative
+from .fedavg import ServerLr, Update, Weighting, average
 from .fedprox import proximal
 
 
@@ -39,13 +39,11 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
 
     Fields:
         lam: strength λ of the pull of v_i towards the global model; 0 is local training.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
     """
 
     lam: NotNegative = 0.1
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
     bibtex: ClassVar[str] = """@inproceedings{li2021ditto,
   title={Ditto: Fair and Robust Federated Learning Through Personalization},

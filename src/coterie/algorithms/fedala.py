@@ -91,7 +91,6 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
         eta: the rate η at which W is learnt; 0 is FedAvg.
         share: the share s of the client's samples on which W is learnt.
         start_passes: the most passes over the samples in a client's second round.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     layers: Layers = 1

@@ -29,10 +29,10 @@ from ..core.algorithm import GlobalModel, Round, Sharing, Traits, rows
 from ..core.client import Client
 from ..core.privacy import Declaration
 from ..core.problem import Problem
-from ..core.ranges import Positive, ShareBelowOne
+from ..core.ranges import ShareBelowOne
 from ..core.tree import Bank, Tree
 from ..errors import EngineError
-from .fedavg import Update, Weighting, average
+from .fedavg import ServerLr, Update, Weighting, average
 
 
 class Server(NamedTuple):
@@ -56,13 +56,12 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
         pool: ``from_clients`` copies that share of every client's samples; ``held_out`` removes
             equally many samples of every class from the clients.
         weighting: ``samples`` weighs clients by their own training samples, ``uniform`` equally.
-        server_lr: the server's step η_g.
     """
 
     share: ShareBelowOne = 0.05
     pool: Literal["from_clients", "held_out"] = "from_clients"
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
     title: ClassVar[str] = "FedAvg+Data"
     bibtex: ClassVar[str] = """@article{zhao2018noniid,

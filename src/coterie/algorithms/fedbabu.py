@@ -40,7 +40,6 @@ class FedBABU(Algorithm[Server, Tensor, Update, tuple[()]]):
     Fields:
         head: the layers that are not trained before the end: the number of last layers, or names.
         tune_epochs: passes E_t over the client's data before it predicts; None takes the recipe's.
-        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
     """
 
     head: Layers = 1

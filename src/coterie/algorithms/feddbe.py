@@ -71,7 +71,6 @@ class FedDBE(Algorithm[Server, Server, Up, Own]):
         head: the layers on top of the features: the number of last layers, or names.
         kappa: strength κ of the pull of the client's mean features towards everybody's.
         momentum: weight μ of the newest batch in the running mean.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     head: Layers = 1

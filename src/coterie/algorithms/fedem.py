@@ -79,7 +79,6 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     Fields:
         components: number M of shared models; the paper takes 3, P2 takes 4.
         new_client_steps: E-steps before predicting, at the newest components.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
         rate: ``split`` divides the learning rate among the components; ``scaled`` multiplies the
             loss by M.
     """

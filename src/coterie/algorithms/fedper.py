@@ -39,7 +39,6 @@ class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
 
     Fields:
         head: the layers that stay on the client: the number of last layers, or names.
-        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
     """
 
     head: Layers = 1
@@ -73,12 +72,7 @@ class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
 
 @dataclass(frozen=True)
 class FedPer(PersonalHead):
-    """Personalisation layers.
-
-    Fields:
-        head: the layers that stay on the client: the number of last layers, or names.
-        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
-    """
+    """Personalisation layers."""
 
     bibtex: ClassVar[str] = """@article{arivazhagan2019fedper,
   title={Federated Learning with Personalization Layers},

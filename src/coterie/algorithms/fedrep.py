@@ -33,8 +33,6 @@ class FedRep(PersonalHead):
     """Shared representation, personal head, in two phases.
 
     Fields:
-        head: the layers that stay on the client: the number of last layers, or names.
-        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
         head_epochs: passes E_h over the client's data for the head.
         base_epochs: passes E_b for the base.
     """

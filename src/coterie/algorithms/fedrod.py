@@ -77,7 +77,6 @@ class FedRoD(Algorithm[Tensor, Tensor, Update, Own]):
 
     Fields:
         predict_with: ``both`` heads, or the ``generic`` one: the global model.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     predict_with: Literal["both", "generic"] = "both"

@@ -24,19 +24,7 @@ from ..core.algorithm import Round, check_pull
 from ..core.mixing import cosines
 from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
-from .attention import (
-    Attentive,
-    Cloud,
-    Initial,
-    PredictWith,
-    Upload,
-    Uploads,
-    Weigh,
-    median_of,
-    mixed,
-    remembered,
-    stored,
-)
+from .attention import Attentive, Initial, PredictWith, Uploads, Weigh, median_of
 from .fedamp import FedAMP
 
 
@@ -91,14 +79,8 @@ class HeurFedAMP(Attentive):
             return 1 / (self.sigma_factor * median_of(1 - cosine))
         return self.sigma
 
-    def download(self, server: Uploads, round: Round) -> Cloud:
-        u = mixed(server, round.clients, round.clients, self._weigh(server, round))
-        return Cloud(u, u.new_full((len(u),), self.prox))
-
-    def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
-        """Store the uploads, and record the weights that the round applied."""
-        weigh = self._weigh(server, round)
-        return stored(server._replace(applied=remembered(server, round, weigh)), uploads, round)
+    def _prox(self, round: Round) -> float:
+        return self.prox
 
     def check(self, problem: Problem, rounds: int) -> None:
         check_pull(problem, rounds, "heurfedamp.prox", self.prox)

@@ -86,7 +86,6 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         draws: with ``redraw``, the largest number of draws.
         perturb_scale: with ``perturb``, the noise in units of the parameters' root mean square.
         choose_on: data on which clients choose, ``train`` or ``val``.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     k: Few | Auto = "auto"

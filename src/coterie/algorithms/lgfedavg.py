@@ -92,7 +92,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         global_layers: the layers that are shared: the number of last layers, or names; ``auto`` is
             the last two, as long as one stays local.
         pretrain_rounds: rounds of FedAvg on the whole model before the parts are separated.
-        weighting: ``uniform`` weighs clients equally, ``samples`` by their training samples.
     """
 
     global_layers: Layers | Auto = "auto"

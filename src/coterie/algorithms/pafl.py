@@ -43,7 +43,7 @@ from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
 from ..core.tree import Tree
 from ..errors import ConfigError
-from .fedavg import Update, Weighting, average
+from .fedavg import ServerLr, Update, Weighting, average
 from .fedprox import proximal
 
 Custom = Callable[[Client, Tensor, Tensor, Batch], Tensor]  # D(client, C, G, batch)
@@ -284,8 +284,6 @@ class PaFL(Personalising):
         lam: strength λ of EWC; ``auto`` is 1 / (η max M).
         fisher_kind: ``empirical``, ``true`` or ``batch_mean``.
         fisher_data: ``server_aux``, ``client_train``, ``aggregate`` or ``auto``.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
@@ -299,7 +297,7 @@ class PaFL(Personalising):
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
     checkpoint: Checkpoint = "last"
 
     bibtex: ClassVar[str] = BIBTEX

@@ -27,8 +27,8 @@ from typing import ClassVar
 
 from ..adapt.ewc import Kind, Source, Step
 from ..adapt.kd import Terms
-from ..core.ranges import Auto, NotNegative, Positive
-from .fedavg import Weighting
+from ..core.ranges import Auto, NotNegative
+from .fedavg import ServerLr, Weighting
 from .pafl import BIBTEX, Checkpoint, Options, Personalising, Phase, halved
 
 
@@ -44,8 +44,6 @@ class PaFLEWC(Personalising):
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
         ewc_step: ``explicit``, as in the paper; ours are ``implicit``, stable for any λ, and
             ``auto``: explicit wherever that is stable.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
@@ -54,7 +52,7 @@ class PaFLEWC(Personalising):
     fisher_data: Source = "auto"
     ewc_step: Step = "explicit"
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
     checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-EWC"

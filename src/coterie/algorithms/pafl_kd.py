@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from ..adapt.kd import Form, Terms
 from ..core.ranges import Positive, Share
-from .fedavg import Weighting
+from .fedavg import ServerLr, Weighting
 from .pafl import BIBTEX, Checkpoint, Options, Personalising, Phase, halved
 
 
@@ -35,8 +35,6 @@ class PaFLKD(Personalising):
         alpha: the weight α; on the teacher in ``hinton`` and ``yu_code``, on the labels in
             ``paper``.
         kd_form: ``hinton``, ``paper`` (P3 Eq. 6 as printed) or ``yu_code`` (public code).
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
@@ -44,7 +42,7 @@ class PaFLKD(Personalising):
     alpha: Share = 0.95
     kd_form: Form = "hinton"
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
     checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-KD"

@@ -35,7 +35,7 @@ from ..core.privacy import TRAIN, Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import Auto, CountOrZero, NotNegative, Positive
 from ..core.tree import Tree
-from .fedavg import Update, Weighting, average
+from .fedavg import ServerLr, Update, Weighting, average
 
 
 def hessian_product(client: Client, w: Tensor, g: Tensor, batch: Batch, delta: float) -> Tensor:
@@ -53,8 +53,6 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
         inner_lr: rate a of the personal step; ``auto`` is the rate of the round.
         delta: half-width δ of the difference in ``hf``.
         predict_steps: personal steps before predicting.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
     """
 
     form: Literal["fo", "hf"] = "fo"
@@ -62,7 +60,7 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     delta: Positive = 1e-3
     predict_steps: CountOrZero = 5
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
     title: ClassVar[str] = "Per-FedAvg"
     bibtex: ClassVar[str] = """@inproceedings{fallah2020perfedavg,

@@ -62,7 +62,6 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
         lr: rate η of w_i; ``auto`` follows the rate of the round.
         beta: the server's step β; 1 is the average itself.
         start: θ_i starts a round at the ``download`` or where it ended the last one (``kept``).
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     lam: Positive = 15.0

@@ -28,13 +28,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import GlobalModel, Round, rows
+from ..core.algorithm import Round
 from ..core.client import Client
 from ..core.mixing import mean_move, mix, shares
 from ..core.privacy import Declaration
-from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
-from .fedavg import Weighting
+from .fedavg import OneModel, Weighting
 
 Step = Literal["lipschitz", "normalised"]
 
@@ -87,12 +86,11 @@ def q_step(
 
 
 @dataclass(frozen=True)
-class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
+class QFedAvg(OneModel[Measured]):
     """Fair averaging by powers of the loss.
 
     Fields:
         q: exponent q of the losses, which favours large ones; 0 is FedAvg.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: factor η_g on the server's step.
         step: ``lipschitz`` is the step of the paper, which shrinks as q grows; ``normalised``
             weights sum to one, as P3 describes it.
@@ -110,12 +108,6 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
   booktitle={ICLR}, year={2020}}"""
     private = Declaration(leaves="the number of samples and the training loss")
 
-    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        return problem.start, ()
-
-    def download(self, server: Tensor, round: Round) -> Tensor:
-        return rows(server, len(round.clients))
-
     def local(
         self, client: Client, received: Tensor, state: tuple[()]
     ) -> tuple[Measured, tuple[()]]:
@@ -128,9 +120,6 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
             return server + self.server_lr * mean_move(omega, uploads.w, server)
         w = q_step(server, uploads.w, uploads.loss, p, self.q, round.lr, round.parameters)
         return server + self.server_lr * (w - server)
-
-    def model(self, server: Tensor) -> Tensor:
-        return server
 
 
 def measured(client: Client, received: Tensor) -> Measured:

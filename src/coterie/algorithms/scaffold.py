@@ -27,9 +27,9 @@ from ..core.batches import Batch
 from ..core.client import Client
 from ..core.privacy import Declaration
 from ..core.problem import Problem
-from ..core.ranges import Positive
 from ..core.tree import Tree
 from ..errors import ConfigError
+from .fedavg import ServerLr
 
 Control = Literal["mean_gradient", "displacement", "full_gradient"]
 
@@ -85,12 +85,11 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     Fields:
         control: how a client's control variate is updated: ``mean_gradient``, ``displacement``
             (Option II as printed) or ``full_gradient`` (Option I).
-        server_lr: the server's step η_g.
         predict_with: ``global`` (x) or ``local`` (the client's y_i).
     """
 
     control: Control = "mean_gradient"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
     predict_with: Literal["global", "local"] = "global"
 
     title: ClassVar[str] = "SCAFFOLD"

@@ -39,7 +39,7 @@ from ..core.client import Client
 from ..core.mixing import mix
 from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
-from ..core.ranges import Interval, Number, Positive
+from ..core.ranges import Interval, Number
 from ..core.tree import Bank, Tree
 from ..errors import ConfigError
 from .erosion import (
@@ -53,6 +53,7 @@ from .erosion import (
     place_of,
     requesting,
 )
+from .fedavg import ServerLr
 from .scaffold import Shared, controlled_steps
 
 
@@ -127,13 +128,12 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         slope: ΔΩ, how abruptly the weights move from all agents to the requester.
         offset: rounds by which the schedule is ahead (or, negative, behind).
         distance: vectors compared: the agents' ``update`` Δy_i or their mean ``gradient`` c_i⁺.
-        server_lr: the server's step η_g.
     """
 
     requesters: Requesters = "all"
     slope: Annotated[float, Interval(ge=0, le=100)] = 3.2
     offset: Number = 0.0
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
     distance: Literal["update", "gradient"] = "update"
 
     title: ClassVar[str] = "WAFFLE"

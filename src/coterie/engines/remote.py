@@ -175,13 +175,7 @@ class RemoteEngine:
         return tree.stack(self._shown)
 
     def evaluate(
-        self,
-        algorithm: AnyAlgorithm,
-        served: Tree,
-        round: Round,
-        metric: str,
-        *,
-        keep: bool = False,
+        self, algorithm: AnyAlgorithm, served: Tree, round: Round, metric: str, keep: bool = False
     ) -> Predicted:
         """Ask every client of the round to evaluate its predictor; NaN for those that are lost."""
         head = {"metric": metric, "last": keep, "collect": self._collect}

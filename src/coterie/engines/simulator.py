@@ -63,13 +63,7 @@ class Simulator:
         return algorithm.shown(self._states.view())
 
     def evaluate(
-        self,
-        algorithm: AnyAlgorithm,
-        served: Tree,
-        round: Round,
-        metric: str,
-        *,
-        keep: bool = False,
+        self, algorithm: AnyAlgorithm, served: Tree, round: Round, metric: str, keep: bool = False
     ) -> Predicted:
         """Evaluate the predictors of the round's clients, at least a hundred clients at a time."""
         parts, collected = [], _Predictors(in_memory(CPU), keep)

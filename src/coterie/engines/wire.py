@@ -66,13 +66,7 @@ class WireEngine:
         return self._remote.begin(problem, algorithm, held_states(hashes, tree.stack(shown)))
 
     def evaluate(
-        self,
-        algorithm: AnyAlgorithm,
-        served: Tree,
-        round: Round,
-        metric: str,
-        *,
-        keep: bool = False,
+        self, algorithm: AnyAlgorithm, served: Tree, round: Round, metric: str, keep: bool = False
     ) -> Predicted:
         """As in a federation; the answers that the sites keep are read from their files."""
         found = self._remote.evaluate(algorithm, served, round, metric, keep=keep)

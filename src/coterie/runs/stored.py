@@ -187,7 +187,6 @@ LINE_MAY = {  # the fields that some lines have
     "in_group_weight": "a finite number or null",
     "off_diagonal": "zero, uniform or varied",
     "distillation": "two numbers",
-    "objective": "a number or null",
     RAW: "a list of clients and owners",
     "coalition": "a list of counts",
 }
