@@ -16,14 +16,7 @@ from coterie.core.mixing import cosines, mix, squared_distances
 from coterie.core.optim import Recipe
 from coterie.core.rows import dense
 from coterie.errors import ConfigError
-from support import (
-    assert_close,
-    last,
-    one_client,
-    predictors,
-    task,
-    whole_round,
-)
+from support import assert_close, last, one_client, predictors, task, whole_round
 
 matrices = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
     lambda shape: arrays(float, shape, elements=st.floats(-1e100, 1e100))
@@ -229,13 +222,7 @@ def test_far_clients_are_left_alone_entirely(penalty):
 # ---- fields without effect are refused -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"lam": 1.0},
-        {"alpha_gamma": 0.1},
-    ],
-)
+@pytest.mark.parametrize("fields", [{"lam": 1.0}, {"alpha_gamma": 0.1}])
 def test_a_field_without_effect_is_refused(fields):
     with pytest.raises(ConfigError, match=f"{next(iter(fields))} = .* has no effect .*it needs"):
         FedAMP(**fields)

@@ -33,15 +33,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, single
 from ..core.client import Client
-from ..core.mixing import (
-    cosines,
-    last_applied,
-    mix,
-    nobody_yet,
-    noted,
-    shares,
-    shares_within,
-)
+from ..core.mixing import cosines, last_applied, mix, nobody_yet, noted, shares, shares_within
 from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Auto, Count, CountOrZero, NotNegative

@@ -168,8 +168,7 @@ class Circle(Algorithm[Server, Down, Up, Own]):
             sound &= plausible(uploads.move) & uploads.noise.isfinite().all(1)
         at, up = round.clients[sound], tree.take(uploads, sound.nonzero().flatten())
         new = server._replace(
-            w=updated(server.w, at, up.w),
-            last=server.last.index_fill(0, at, round.index),
+            w=updated(server.w, at, up.w), last=server.last.index_fill(0, at, round.index)
         )
         if isinstance(up.noise, Tensor):
             noise = server.noise.index_copy(0, at, up.noise)

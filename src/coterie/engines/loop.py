@@ -28,9 +28,7 @@ T = TypeVar("T")
 
 
 def together(
-    replies: Sequence[Reply],
-    round: Round,
-    stacked: Callable[[Sequence[Reply]], tuple[Tree, Tree]],
+    replies: Sequence[Reply], round: Round, stacked: Callable[[Sequence[Reply]], tuple[Tree, Tree]]
 ) -> Computed:
     """Stack separate replies into rows; replies without the most common layout are rejected."""
     admitted, rejected = admit(replies, round)

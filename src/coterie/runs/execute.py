@@ -77,12 +77,7 @@ class _Column(ExitStack):
     """The cells of one config; its clients are opened for the first of them."""
 
     def __init__(
-        self,
-        plan: Plan,
-        cells: list[Cell],
-        where: Where,
-        listeners: Sequence[Watch],
-        done: Done,
+        self, plan: Plan, cells: list[Cell], where: Where, listeners: Sequence[Watch], done: Done
     ) -> None:
         super().__init__()
         self.plan, self.cells, self.where = plan, cells, where

@@ -21,16 +21,7 @@ from ..core.policies import Wrapper
 from ..core.ranges import fitted
 from ..core.tree import Tree, row
 from ..errors import CoterieError
-from .harness import (
-    Begun,
-    Case,
-    NotApplicableError,
-    copied,
-    difference,
-    kind,
-    named,
-    with_other,
-)
+from .harness import Begun, Case, NotApplicableError, copied, difference, kind, named, with_other
 
 TWO = (0, 3)  # clients with many samples and with few
 

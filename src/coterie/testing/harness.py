@@ -168,11 +168,7 @@ class Trial:
         return Client(self._problem, self._shards, view, shape, clock)
 
     def step(
-        self,
-        server: Tree,
-        states: Tree,
-        round: Round,
-        replied: Sequence[int] | None = None,
+        self, server: Tree, states: Tree, round: Round, replied: Sequence[int] | None = None
     ) -> Step:
         """One round; ``replied`` are positions among its clients whose replies arrived."""
         received = self.algorithm.download(server, round)

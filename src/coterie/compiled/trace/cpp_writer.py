@@ -139,10 +139,7 @@ class Writer:
         return out
 
     def loops(
-        self,
-        values: Sequence[Value],
-        inner: Callable[..., str],
-        order: Sequence[int] | None = None,
+        self, values: Sequence[Value], inner: Callable[..., str], order: Sequence[int] | None = None
     ) -> None:
         """Write a loop over all entries of the first value; ``inner`` makes its body.
 

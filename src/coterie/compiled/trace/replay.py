@@ -241,9 +241,7 @@ class Trace:
 
 
 def _parts(
-    ops: Sequence[Op | Loop],
-    outputs: Sequence[int],
-    registers: Registers,
+    ops: Sequence[Op | Loop], outputs: Sequence[int], registers: Registers
 ) -> Iterator[Segment | TracedLoop]:
     """Split a trace into its loops, and the operations between them as segments."""
     run: list[Op] = []
