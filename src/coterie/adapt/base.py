@@ -16,6 +16,7 @@ from ..core.fields import Checked
 from ..core.mixing import mix, shares
 from ..core.policies import Wrapper
 from ..core.problem import Problem
+from ..core.ranges import CountOrZero, Positive
 from ..core.tree import Tree
 from ..errors import ConfigError
 
@@ -51,6 +52,23 @@ class Adaptation(Checked, ABC):
     def given(self, algorithm: AnyAlgorithm, server: Tree, surveyed: Tree, round: Round) -> Tree:
         """What clients receive for the adaptation, one row per client."""
         return ()
+
+
+@dataclass(frozen=True)
+class Retraining(Adaptation):
+    """Base class of adaptations that train a copy of the model.
+
+    Fields:
+        epochs: passes over the client's data; None takes the training recipe's.
+        lr: learning rate; None takes the rate of the round.
+    """
+
+    epochs: CountOrZero | None = None
+    lr: Positive | None = None
+
+    def tuned(self, client: Client) -> Client:
+        """The client with these epochs and this rate."""
+        return client.tuned(epochs=self.epochs, lr=self.lr)
 
 
 class With(NamedTuple):
