@@ -136,12 +136,17 @@ def taught_loss(client: Client, w: Tensor, G: Tensor, mu: float, terms: Terms) -
     return total / count.clamp(min=1)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
-    """Base class of the PaFL methods: FedAvg with a schedule of client losses."""
+    """Base class of the PaFL methods: FedAvg with a schedule of client losses.
 
-    weighting: Weighting
-    server_lr: float
-    checkpoint: Checkpoint
+    Fields:
+        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
+    """
+
+    weighting: Weighting = "samples"
+    server_lr: ServerLr = 1.0
+    checkpoint: Checkpoint = "last"
 
     private = Declaration(
         lambda self, when: (Query(gradients=2 if self.bounded(*when[:2]) else 1),),
@@ -284,7 +289,6 @@ class PaFL(Personalising):
         lam: strength λ of EWC; ``auto`` is 1 / (η max M).
         fisher_kind: ``empirical``, ``true`` or ``batch_mean``.
         fisher_data: ``server_aux``, ``client_train``, ``aggregate`` or ``auto``.
-        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
     schedule: Shipped | Schedule = "constant"
@@ -296,9 +300,6 @@ class PaFL(Personalising):
     lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
-    weighting: Weighting = "samples"
-    server_lr: ServerLr = 1.0
-    checkpoint: Checkpoint = "last"
 
     bibtex: ClassVar[str] = BIBTEX
 

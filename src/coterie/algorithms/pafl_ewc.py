@@ -28,8 +28,7 @@ from typing import ClassVar
 from ..adapt.ewc import Kind, Source, Step
 from ..adapt.kd import Terms
 from ..core.ranges import Auto, NotNegative
-from .fedavg import ServerLr, Weighting
-from .pafl import BIBTEX, Checkpoint, Options, Personalising, Phase, halved
+from .pafl import BIBTEX, Options, Personalising, Phase, halved
 
 
 @dataclass(frozen=True)
@@ -44,16 +43,12 @@ class PaFLEWC(Personalising):
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
         ewc_step: ``explicit``, as in the paper; ours are ``implicit``, stable for any λ, and
             ``auto``: explicit wherever that is stable.
-        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
     lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "explicit"
-    weighting: Weighting = "samples"
-    server_lr: ServerLr = 1.0
-    checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-EWC"
     bibtex: ClassVar[str] = BIBTEX

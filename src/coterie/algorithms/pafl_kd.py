@@ -22,8 +22,7 @@ from typing import ClassVar
 
 from ..adapt.kd import Form, Terms
 from ..core.ranges import Positive, Share
-from .fedavg import ServerLr, Weighting
-from .pafl import BIBTEX, Checkpoint, Options, Personalising, Phase, halved
+from .pafl import BIBTEX, Options, Personalising, Phase, halved
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,11 @@ class PaFLKD(Personalising):
         alpha: the weight α; on the teacher in ``hinton`` and ``yu_code``, on the labels in
             ``paper``.
         kd_form: ``hinton``, ``paper`` (P3 Eq. 6 as printed) or ``yu_code`` (public code).
-        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
     tau: Positive = 6.0
     alpha: Share = 0.95
     kd_form: Form = "hinton"
-    weighting: Weighting = "samples"
-    server_lr: ServerLr = 1.0
-    checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-KD"
     bibtex: ClassVar[str] = BIBTEX
