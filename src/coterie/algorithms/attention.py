@@ -8,6 +8,7 @@ A subclass defines the weights ξ.
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,12 +19,11 @@ from ..core.client import Client
 from ..core.mixing import last_applied, mix, nobody_yet, off_diagonal
 from ..core.privacy import Declaration
 from ..core.problem import Problem
+from ..core.ranges import NotNegative
 from ..core.rows import Rows, updated
 from ..core.tree import Tree
 from .fedprox import proximal
 
-Initial = Literal["common", "independent"]
-PredictWith = Literal["own", "cloud"]
 TINY = 1e-300  # the reciprocal of a smaller number may overflow
 
 Weigh = Callable[[Tensor], Tensor]  # clients [m] that have uploaded -> their weights [m, m]
@@ -96,25 +96,32 @@ def remembered(server: Uploads, round: Round, weigh: Weigh) -> Rows:
     return updated(server.applied, at, applied)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
     """Base of methods that mix the models of similar clients; a subclass defines the similarity.
 
-    Concrete methods are dataclasses with at least these fields.
+    Fields:
+        prox: the proximal coefficient λ/α_k itself.
+        start: local training starts from the ``cloud`` model u_i or from the client's own
+            (``self``).
+        predict_with: the client's ``own`` model w_i, or the newest ``cloud`` model u_i.
+        initial: the clients' models are one ``common`` model before round 0, or ``independent``.
     """
 
-    private = Declaration(leaves="nothing else")
+    prox: NotNegative = 1e-4
+    start: Literal["cloud", "self"] = "cloud"
+    predict_with: Literal["own", "cloud"] = "own"
+    initial: Literal["common", "independent"] = "common"
 
-    start: str
-    predict_with: PredictWith
-    initial: Initial
+    private = Declaration(leaves="nothing else")
 
     @abstractmethod
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
         """A function that computes the weights ξ between some clients in this round."""
 
-    @abstractmethod
     def _prox(self, round: Round) -> float:
         """The proximal coefficient λ/α_k."""
+        return self.prox
 
     def init(self, problem: Problem) -> tuple[Uploads, Own]:
         K, start = problem.population, problem.start

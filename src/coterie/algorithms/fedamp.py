@@ -40,7 +40,7 @@ from ..core.mixing import squared_distances
 from ..core.problem import Problem
 from ..core.ranges import Count, NotNegative, Positive, ShareAboveZero
 from ..errors import ConfigError
-from .attention import TINY, Attentive, Initial, PredictWith, Uploads, Weigh, median_of
+from .attention import TINY, Attentive, Uploads, Weigh, median_of
 
 Penalty = Literal["exponential", "scad", "mcp"]
 
@@ -105,12 +105,7 @@ class FedAMP(Attentive):
         alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
         alpha_every: rounds between two reductions of alpha.
         lam: λ of the paper; the proximal coefficient is then lam/alpha. None uses ``prox``.
-        prox: the proximal coefficient λ/α_k itself.
-        start: local training starts from the ``cloud`` model u_i or from the client's own
-            (``self``).
         safe_attention: scale down rows whose weights on others sum to more than one.
-        predict_with: the client's ``own`` model w_i, or the newest ``cloud`` model u_i.
-        initial: the clients' models are one ``common`` model before round 0, or ``independent``.
     """
 
     penalty: Penalty = "exponential"
@@ -120,11 +115,7 @@ class FedAMP(Attentive):
     alpha_gamma: ShareAboveZero = 1.0
     alpha_every: Count = 30
     lam: NotNegative | None = None
-    prox: NotNegative = 1e-4
-    start: Literal["cloud", "self"] = "cloud"
     safe_attention: bool = True
-    predict_with: PredictWith = "own"
-    initial: Initial = "common"
 
     bibtex: ClassVar[str] = """@inproceedings{huang2021fedamp,
   title={Personalized Cross-Silo Federated Learning on Non-{IID} Data},

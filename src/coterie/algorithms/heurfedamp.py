@@ -24,7 +24,7 @@ from ..core.algorithm import Round, check_pull
 from ..core.mixing import cosines
 from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
-from .attention import Attentive, Initial, PredictWith, Uploads, Weigh, median_of
+from .attention import Attentive, Uploads, Weigh, median_of
 from .fedamp import FedAMP
 
 
@@ -48,19 +48,11 @@ class HeurFedAMP(Attentive):
         sigma: sharpness σ of the attention; ``median`` follows the median of 1 − cos.
         sigma_factor: ``median``: 1/σ in units of the median of 1 − cos.
         self_weight: ξ_ii, the weight on a client's own model; ``auto`` is 1/N.
-        prox: the proximal coefficient λ/α_k.
-        start: local training starts from the ``cloud`` model u_i or the client's own (``self``).
-        predict_with: the client's ``own`` model w_i, or the newest ``cloud`` model u_i.
-        initial: the clients' models are one ``common`` model before round 0, or ``independent``.
     """
 
     sigma: NotNegative | Literal["median"] = "median"
     sigma_factor: Positive = 0.1
     self_weight: Share | Auto = "auto"
-    prox: NotNegative = 1e-4
-    start: Literal["cloud", "self"] = "cloud"
-    predict_with: PredictWith = "own"
-    initial: Initial = "common"
 
     bibtex: ClassVar[str] = FedAMP.bibtex
 
@@ -78,9 +70,6 @@ class HeurFedAMP(Attentive):
         if self.sigma == "median":
             return 1 / (self.sigma_factor * median_of(1 - cosine))
         return self.sigma
-
-    def _prox(self, round: Round) -> float:
-        return self.prox
 
     def check(self, problem: Problem, rounds: int) -> None:
         check_pull(problem, rounds, "heurfedamp.prox", self.prox)
