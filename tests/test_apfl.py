@@ -69,11 +69,7 @@ def test_a_round_equals_its_equations():
         batch = client.batch(k)
         g = client.gradient(alpha * v + (1 - alpha) * w, batch)
         next_alpha = (alpha - 0.7 * ((v - w) @ g)).clamp(0, 1) if k == 0 else alpha
-        v, w, alpha = (
-            v - 0.1 * alpha * g,
-            w - 0.1 * client.gradient(w, batch),
-            next_alpha,
-        )
+        v, w, alpha = (v - 0.1 * alpha * g, w - 0.1 * client.gradient(w, batch), next_alpha)
     assert int(client.steps) > 2
     assert_close(reply.w, w)
     assert_close(kept.v, v)
@@ -84,19 +80,9 @@ def test_a_round_equals_its_equations():
 def test_the_shared_model_is_fedavgs_bit_for_bit(mix):
     method = APFL(mix=mix)
     for found, other in zip(
+        train(method, (on := task(method)).problem, engine_of("loop", on), 3, participation=0.5),
         train(
-            method,
-            (on := task(method)).problem,
-            engine_of("loop", on),
-            3,
-            participation=0.5,
-        ),
-        train(
-            FedAvg(),
-            (on := task(FedAvg())).problem,
-            engine_of("loop", on),
-            3,
-            participation=0.5,
+            FedAvg(), (on := task(FedAvg())).problem, engine_of("loop", on), 3, participation=0.5
         ),
         strict=True,
     ):

@@ -270,10 +270,7 @@ FAULTS = [
     ("[algorithm.fedfom]\nepsilon = 1", "algorithm.fedfom: no method is called 'fedfom'"),
     ("[run]\nmethods = ['fedav']", "run.methods: no method is called 'fedav'"),
     ("[adapt]\nname = 'tf'", "adapt.name: there is no adapt 'tf'; (known: none, "),
-    (
-        "[engine]\nname = 'gpu'",
-        "engine.name: found 'gpu'; expected 'auto', ",
-    ),
+    ("[engine]\nname = 'gpu'", "engine.name: found 'gpu'; expected 'auto', "),
     ("[engine]\ndevice = 'tpu'", "engine.device: found 'tpu'; expected cpu, cuda or cuda:N"),
     ("[run]\nmetric = 'acc'", "run.metric: found 'acc'; expected 'auto', 'accuracy',"),
     # fields of names

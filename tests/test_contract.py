@@ -185,11 +185,7 @@ def test_compiled_training_agrees_for_every_recipe(recipe):
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     "algorithm",
-    [
-        PaFLEWC(lam=1.0, fisher_data="aggregate"),
-        METHODS["pafl_kd"](),
-        LGFedAvg(pretrain_rounds=2),
-    ],
+    [PaFLEWC(lam=1.0, fisher_data="aggregate"), METHODS["pafl_kd"](), LGFedAvg(pretrain_rounds=2)],
     ids=lambda algorithm: type(algorithm).__name__,
 )
 def test_played_rounds_follow_the_chapters_of_a_method(algorithm):

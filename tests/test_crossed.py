@@ -69,10 +69,7 @@ for thread in threads:
 
 @pytest.mark.parametrize(
     ("command", "most"),
-    [
-        (["run", "--method", "fedfomo"], 90),
-        (["compare", "--methods", "local,fedavg,fedfomo"], 110),
-    ],
+    [(["run", "--method", "fedfomo"], 90), (["compare", "--methods", "local,fedavg,fedfomo"], 110)],
     ids=["run", "compare"],
 )
 def test_a_command_crosses_few_files(tmp_path, command, most):

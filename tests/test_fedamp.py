@@ -9,23 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coterie.algorithms.attention import Cloud, Own, median_of
-from coterie.algorithms.fedamp import FedAMP, penalty_of, safe, slope, step_size, weights
+from coterie.algorithms.fedamp import FedAMP, safe, slope, step_size, weights
 from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
 from coterie.algorithms.local import Local
 from coterie.core.mixing import cosines, mix, squared_distances
 from coterie.core.optim import Recipe
 from coterie.core.rows import dense
 from coterie.errors import ConfigError
-from coterie.training.rounds import train
-from support import (
-    assert_close,
-    engine_of,
-    last,
-    one_client,
-    predictors,
-    task,
-    whole_round,
-)
+from support import assert_close, last, one_client, predictors, task, whole_round
 
 matrices = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
     lambda shape: arrays(float, shape, elements=st.floats(-1e100, 1e100))
@@ -231,13 +222,7 @@ def test_far_clients_are_left_alone_entirely(penalty):
 # ---- fields without effect are refused -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"lam": 1.0},
-        {"alpha_gamma": 0.1},
-    ],
-)
+@pytest.mark.parametrize("fields", [{"lam": 1.0}, {"alpha_gamma": 0.1}])
 def test_a_field_without_effect_is_refused(fields):
     with pytest.raises(ConfigError, match=f"{next(iter(fields))} = .* has no effect .*it needs"):
         FedAMP(**fields)
@@ -262,40 +247,9 @@ def test_what_predicts(kind):
     assert_close(predictors(cloud).models[:, 0], u)
 
 
-# ---- the objective, the step size of the theorem, independent starts ----------------------------
+# ---- the step size of the theorem, independent starts -------------------------------------------
 
 PRINTED = FedAMP(sigma=2.0, alpha=0.5, lam=0.5, predict_with="own")
-
-
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_penalties_are_those_whose_slopes_weigh(penalty):
-    s = torch.linspace(0, 12, 49, dtype=torch.float64)
-    assert_close(penalty_of(s, 2.0, penalty), PENALTIES[penalty](s, 2.0))
-
-
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_the_objective_is_that_of_a_double_loop(penalty):
-    method = replace(PRINTED, penalty=penalty, objective=True)
-    on, seen = task(method), set()
-    for record in train(method, on.problem, engine_of("loop", on), 3, participation=0.5):
-        seen |= set(record.clients)
-        W = record.states.w
-        expected = sum(float(one_client(on, i).loss(W[i], "train")) for i in seen)
-        for i in seen:
-            for j in seen:
-                if i < j:
-                    s = ((W[i] - W[j]) ** 2).sum()
-                    expected += method.lam * float(PENALTIES[penalty](s, method.sigma))
-        assert record.observed["objective"] == pytest.approx(expected, rel=1e-9)
-    assert len(seen) > 2
-
-
-def test_the_objective_changes_nothing_and_costs_one_number():
-    on = task(PRINTED)
-    logged, plain = (last(replace(PRINTED, objective=o), on, "loop") for o in (True, False))
-    assert torch.equal(predictors(logged).models, predictors(plain).models)
-    assert logged.traffic.up == plain.traffic.up + 8 * len(plain.clients)
-    assert "objective" not in plain.observed
 
 
 def test_the_step_size_of_the_theorem():
@@ -338,8 +292,6 @@ def test_a_client_begins_with_its_own_start_on_every_engine(method):
     ("fields", "said"),
     [
         ({"alpha": "theory"}, "alpha = 'theory' needs λ"),
-        ({"objective": True, "sigma": 1.0}, "objective = true needs λ"),
-        ({"objective": True, "lam": 1.0, "alpha": 1.0}, "it needs a numeric sigma"),
         ({"alpha": "theory", "lam": 1.0, "alpha_gamma": 0.5}, "alpha_gamma = 0.5 has no"),
     ],
 )

@@ -8,15 +8,7 @@ from hypothesis import strategies as st
 from coterie.algorithms.fedem import FedEM, Own, responsibilities
 from coterie.core.optim import Recipe
 from coterie.errors import ConfigError
-from support import (
-    assert_close,
-    backend_of,
-    last,
-    one_client,
-    predictors,
-    task,
-    whole_round,
-)
+from support import assert_close, backend_of, last, one_client, predictors, task, whole_round
 
 
 def slow_responsibilities(pi, losses):

@@ -40,13 +40,7 @@ def wide(values):
 def rounds_of(method, recipe=PLAIN, rounds=3, participation=1.0, **options):
     on = task(method, recipe=recipe, **options)
     return on, list(
-        train(
-            method,
-            on.problem,
-            engine_of("vmap", on),
-            rounds,
-            participation=participation,
-        )
+        train(method, on.problem, engine_of("vmap", on), rounds, participation=participation)
     )
 
 

@@ -90,13 +90,7 @@ def test_ledger(participation):
     method = FedFomoMA(pool="last_round")
     on = task(method)
     m, before = 8 * on.problem.model.size, 0
-    for record in train(
-        method,
-        on.problem,
-        engine_of("wire", on),
-        3,
-        participation=participation,
-    ):
+    for record in train(method, on.problem, engine_of("wire", on), 3, participation=participation):
         count = len(record.clients)
         assert record.traffic.down == count * (before + 1) * (m + 8)
         assert record.traffic.up == count * (m + 8 * K)

@@ -58,11 +58,7 @@ LEDGER = {
     QFedAvg(): lambda m: (m, m + 2 * S, m),
     TERM(): lambda m: (m, m + 2 * S, m),
     PaFL(): lambda m: (m, m + 3 * S, m),  # the distillation loss before and after training
-    PaFL(personal="proximal", checkpoint="best_federated_validation"): lambda m: (
-        m,
-        m + 2 * S,
-        m,
-    ),
+    PaFL(personal="proximal", checkpoint="best_federated_validation"): lambda m: (m, m + 2 * S, m),
     PaFLEWC(fisher_data="client_train"): lambda m: (m, m + S, m),
     FedAMP(): lambda m: (m + S, m, 0),
     HeurFedAMP(predict_with="cloud"): lambda m: (m + S, m, m),
@@ -102,15 +98,7 @@ LEDGER = {
 def test_ledger(method, participation):
     on = task(method)
     down, up, serve = LEDGER[method](8 * on.problem.model.size)
-    records = list(
-        train(
-            method,
-            on.problem,
-            engine_of("wire", on),
-            3,
-            participation=participation,
-        )
-    )
+    records = list(train(method, on.problem, engine_of("wire", on), 3, participation=participation))
     for record in records:
         count = len(record.clients)
         assert record.traffic == (count * down, count * up, on.problem.population * serve)
@@ -123,13 +111,7 @@ def test_ledger_of_fedfomo(downloads, participation):
     method = FedFomo(downloads=downloads)
     on = task(method)
     m, K, uploaded = 8 * on.problem.model.size, on.problem.population, set()
-    for record in train(
-        method,
-        on.problem,
-        engine_of("wire", on),
-        4,
-        participation=participation,
-    ):
+    for record in train(method, on.problem, engine_of("wire", on), 4, participation=participation):
         slots = sum(min(downloads, len(uploaded - {i})) for i in record.clients)
         uploaded |= set(record.clients)
         ready = sum(min(downloads, len(uploaded - {i})) for i in range(K))

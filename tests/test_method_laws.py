@@ -15,14 +15,7 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.core import tree
 from coterie.data.partition import hold_aux
 from coterie.training.rounds import train
-from support import (
-    METHODS,
-    engine_of,
-    federation,
-    last,
-    predictors,
-    task,
-)
+from support import METHODS, engine_of, federation, last, predictors, task
 
 # ---- state isolation -----------------------------------------------------------------------------
 

@@ -6,15 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from coterie.algorithms.mocha import (
-    Columns,
-    Mocha,
-    Ties,
-    learned_omega,
-    lg_scale,
-    mean_omega,
-    tied,
-)
+from coterie.algorithms.mocha import Columns, Mocha, Ties, learned_omega, lg_scale, mean_omega, tied
 from coterie.core.mixing import gram
 from coterie.core.optim import Recipe
 from coterie.errors import ConfigError

@@ -62,10 +62,7 @@ def test_the_same_code_gives_the_same_digest_and_a_folder_does_not_run_it(folder
         ({"data.samples": 0}, "data.samples: found 0"),
         ({"partition.large": 2.0}, "partition.large: found 2.0"),
         ({"partition.lareg": 1}, "did you mean 'large'"),
-        (
-            {"data.name": "mine:FewAndMany"},
-            "expected a class that extends coterie.data.datasets",
-        ),
+        ({"data.name": "mine:FewAndMany"}, "expected a class that extends coterie.data.datasets"),
         ({"partition.name": "mine:Rings"}, "expected a class that extends coterie.data.partitions"),
         ({"partition.name": "few"}, "there is no partition 'few'"),
     ],

@@ -272,10 +272,7 @@ def consolidated(sites, i, v, G, lam=5000.0):
 
 @pytest.mark.parametrize(
     ("method", "personal"),
-    [
-        (PaFLKD(), distilled),
-        (PaFLEWC(lam=3.0), lambda *given: consolidated(*given, lam=3.0)),
-    ],
+    [(PaFLKD(), distilled), (PaFLEWC(lam=3.0), lambda *given: consolidated(*given, lam=3.0))],
 )
 def test_pafl(method, personal):
     """FedAvg until T/2; from then on clients minimise the loss of an adaptation alone."""

@@ -24,16 +24,7 @@ from coterie.core.policies import declared, governed
 from coterie.core.privacy import Mechanism, Privacy, When, room
 from coterie.errors import ConfigError, EngineError
 from coterie.runs.accounting import epsilon, foreseen
-from support import (
-    assert_close,
-    backend_of,
-    cnn,
-    mlp,
-    normed,
-    one_client,
-    task,
-    whole_round,
-)
+from support import assert_close, backend_of, cnn, mlp, normed, one_client, task, whole_round
 
 U = np.uint64
 QUIET = Privacy(noise=0.0, clip=0.3)

@@ -32,6 +32,7 @@ from coterie.commands.catalog import explanation
 from coterie.core.algorithm import check_run
 from coterie.core.fields import Checked, Field, checked, fields
 from coterie.core.optim import Recipe
+from coterie.core.ranges import Meaning
 from coterie.data.datasets import DATASETS, FORMATS, SOURCES
 from coterie.data.datasets import load as load_data
 from coterie.data.federation import Dataset
@@ -87,7 +88,7 @@ def limits_of(kind: Any) -> tuple[Any, list[Any]]:
     """A type without its annotations, and these."""
     if typing.get_origin(kind) is Annotated:
         base, *limits = typing.get_args(kind)
-        return base, limits
+        return base, [limit for limit in limits if not isinstance(limit, Meaning)]
     return kind, []
 
 

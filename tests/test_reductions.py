@@ -47,10 +47,7 @@ ALONE = Local(budget="matched", keep="last")  # sampled as the others are
 
 CASES = {
     "EWC lam=0 is FT": (Adapted(FedAvg(), ElasticWeights(lam=0.0)), FINE_TUNED),
-    "KD hinton alpha=0 is FT": (
-        Adapted(FedAvg(), Distill(alpha=0.0, kd_step="full")),
-        FINE_TUNED,
-    ),
+    "KD hinton alpha=0 is FT": (Adapted(FedAvg(), Distill(alpha=0.0, kd_step="full")), FINE_TUNED),
     "FB of the whole network is FT": (
         Adapted(FedAvg(), FreezeBase(fb_trainable=("1", "3"))),
         FINE_TUNED,
@@ -69,10 +66,7 @@ CASES = {
         FedeRiCo(downloads=0),
         Local("matched", "independent", "last"),
     ),
-    "Weight Erosion that erodes everybody at once is Local": (
-        Erosion(p_d=1e9),
-        Local(keep="last"),
-    ),
+    "Weight Erosion that erodes everybody at once is Local": (Erosion(p_d=1e9), Local(keep="last")),
     "APFL alpha=0 is FedAvg": (APFL(alpha=0.0, adaptive=False), FedAvg()),
     "APFL alpha=1 is Local": (APFL(alpha=1.0, adaptive=False), ALONE),
     "HeurFedAMP that looks only at itself is Local": (

@@ -447,10 +447,7 @@ def test_other_versions_are_named(stopped):
         coterie.resume(stopped)
     (note,) = json.loads((stopped / "environment.json").read_text())["resumed"]
     assert note["after_rounds"] == 2
-    assert note["changed"] == {
-        "torch": torch.__version__,
-        "source": environment()["source"],
-    }
+    assert note["changed"] == {"torch": torch.__version__, "source": environment()["source"]}
 
 
 def test_a_used_folder_is_refused_and_a_finished_run_read(stopped):

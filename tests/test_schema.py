@@ -20,14 +20,7 @@ from coterie.data import PARTITIONS, federate, load
 from coterie.data.data_schema import Schema, client_order, merged
 from coterie.data.site_data import read_with, site_federation, site_source
 from coterie.data.sources.sheets import InputColumn, TargetColumn
-from coterie.data.standard import (
-    Moments,
-    apply,
-    means_of,
-    moments_of,
-    site_squares,
-    site_sums,
-)
+from coterie.data.standard import Moments, apply, means_of, moments_of, site_squares, site_sums
 from coterie.errors import ConfigError, CoterieWarning, DataError
 from coterie.networks import registry
 

@@ -477,11 +477,7 @@ BROKEN: list[tuple[type[Algorithm[Any, Any, Any, Any]], str, str]] = [
     (ChangesItsServer, "resume", r"server\[1\] is torch.float32 .* and began as torch.int64"),
     (ClaimsTooMuch, "guard", "rejected an honest reply, of client . in round 0, as 'samples'"),
     (ReadsValidation, "validation", "reads validation data and does not say so"),
-    (
-        SaysItReadsValidation,
-        "validation",
-        r"declares traits\.uses_validation, but other",
-    ),
+    (SaysItReadsValidation, "validation", r"declares traits\.uses_validation, but other"),
     (HidesARound, "trace_key", r"local\(\).* acts on client\.round .*rounds 0 and 1 of 5"),
     (HidesARoundOfThePredictor, "trace_key", r"predictor\(\).* acts on client\.round"),
     (SendsSamples, "sharing", r"uploads raw training samples of client 0 in upload\.x"),
@@ -489,11 +485,7 @@ BROKEN: list[tuple[type[Algorithm[Any, Any, Any, Any]], str, str]] = [
     (SmallMatrix, "matrix", r"a matrix \[\d, 2\]; expected finite numbers \[5, 5\]"),
     (MadeUpMatrix, "matrix", "client 1 draws on client 0 with weight 0.2, but"),
     (FreshMatrix, "matrix", "shows another row for client . after round 1, in which it was absent"),
-    (
-        NoMatrixToReadWith,
-        "matrix",
-        r"declares traits\.models_change_hands but has no",
-    ),
+    (NoMatrixToReadWith, "matrix", r"declares traits\.models_change_hands but has no"),
 ]
 
 

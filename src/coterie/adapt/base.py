@@ -16,6 +16,7 @@ from ..core.fields import Checked
 from ..core.mixing import mix, shares
 from ..core.policies import Wrapper
 from ..core.problem import Problem
+from ..core.ranges import CountOrZero, Positive
 from ..core.tree import Tree
 from ..errors import ConfigError
 
@@ -53,6 +54,23 @@ class Adaptation(Checked, ABC):
         return ()
 
 
+@dataclass(frozen=True)
+class Retraining(Adaptation):
+    """Base class of adaptations that train a copy of the model.
+
+    Fields:
+        epochs: passes over the client's data; None takes the training recipe's.
+        lr: learning rate; None takes the rate of the round.
+    """
+
+    epochs: CountOrZero | None = None
+    lr: Positive | None = None
+
+    def tuned(self, client: Client) -> Client:
+        """The client with these epochs and this rate."""
+        return client.tuned(epochs=self.epochs, lr=self.lr)
+
+
 class With(NamedTuple):
     """A message or state of the method, and what the adaptation adds to it."""
 
@@ -74,7 +92,6 @@ class Adapted(Wrapper[With, With, With, Any]):
     adaptation: Adaptation
 
     def server_of(self, server: With) -> Tree:
-        """The method's part of the server."""
         return server.method
 
     @property
@@ -84,7 +101,6 @@ class Adapted(Wrapper[With, With, With, Any]):
         return replace(found, uses_validation=True) if self.adaptation.remembers else found
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """The checks of the method and those of the adaptation."""
         self.algorithm.check(problem, rounds)
         self.adaptation.check(self.algorithm, problem)
         if problem.privacy is not None and self.adaptation.surveys:
@@ -94,7 +110,6 @@ class Adapted(Wrapper[With, With, With, Any]):
             )
 
     def init(self, problem: Problem) -> tuple[With, Tree]:
-        """As the method; the average of the reports starts at zero."""
         server, states = self.algorithm.init(problem)
         none = problem.start.new_zeros(problem.model.parameters)
         return With(server, none if self.adaptation.surveys else ()), states
@@ -115,19 +130,16 @@ class Adapted(Wrapper[With, With, With, Any]):
         return With(upload, report), state
 
     def aggregate(self, server: With, uploads: With, round: Round) -> With:
-        """As the method; reports are averaged by sample counts."""
         extra = server.extra
         if self.adaptation.surveys:
             extra = mix(shares(uploads.extra.size), uploads.extra.values)
         return With(self.algorithm.aggregate(server.method, uploads.method, round), extra)
 
     def serve(self, server: With, round: Round) -> With:
-        """As the method, and what the clients need for the adaptation."""
         given = self.adaptation.given(self.algorithm, server.method, server.extra, round)
         return With(self.algorithm.serve(server.method, round), given)
 
     def predictor(self, client: Client, served: With, state: Tree) -> Predictor:  # type: ignore[override]
-        """The method's predictor, each of its models adapted."""
         weights, models = self.algorithm.predictor(client, served.method, state)
 
         def adapted(w: Tensor) -> Tensor:

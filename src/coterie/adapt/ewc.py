@@ -37,10 +37,10 @@ from ..core.algorithm import AnyAlgorithm, GlobalModel, Round, rows
 from ..core.batches import EVALUATION_BLOCK, Batch
 from ..core.client import Client
 from ..core.problem import Problem
-from ..core.ranges import Auto, CountOrZero, NotNegative, Positive
+from ..core.ranges import Auto, NotNegative
 from ..core.tree import Tree
 from ..errors import ConfigError
-from .base import Adaptation
+from .base import Retraining
 
 Kind = Literal["empirical", "true", "batch_mean"]
 Source = Literal["auto", "server_aux", "client_train", "aggregate"]
@@ -154,12 +154,10 @@ def require_aux(problem: Problem, where: str) -> None:
 
 
 @dataclass(frozen=True)
-class ElasticWeights(Adaptation):
+class ElasticWeights(Retraining):
     """Multi-task adaptation by elastic weight consolidation (ewc).
 
     Fields:
-        epochs: passes over the client's data; None takes the training recipe's.
-        lr: learning rate; None takes the rate of the round.
         lam: strength λ of the pull; 0 is fine-tuning, 5000 the papers'; ``auto`` is 1 / (η max M).
         fisher_kind: ``empirical``, ``true`` (labels drawn from the model) or ``batch_mean``.
         fisher_data: where the Fisher diagonal comes from: ``server_aux`` (samples that the server
@@ -168,8 +166,6 @@ class ElasticWeights(Adaptation):
             ``auto``: explicit wherever that is stable.
     """
 
-    epochs: CountOrZero | None = None
-    lr: Positive | None = None
     lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
@@ -178,16 +174,14 @@ class ElasticWeights(Adaptation):
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
         """Fine-tune, with a pull of each parameter in proportion to the Fisher diagonal."""
         M = given if isinstance(given, Tensor) else fisher(client, w, self.fisher_kind)
-        tuned = client.tuned(epochs=self.epochs, lr=self.lr)
+        tuned = self.tuned(client)
         return consolidate(tuned, w, w, M, strength(tuned, M, self.lam), self.ewc_step)
 
     @property
     def surveys(self) -> bool:
-        """Whether the participants' diagonals are averaged."""
         return self.fisher_data == "aggregate"
 
     def survey(self, client: Client, w: Tensor) -> Tensor:
-        """The diagonal on the client's own data."""
         return fisher(client, w, self.fisher_kind)
 
     def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:

@@ -12,26 +12,16 @@ from ..core.batches import Batch
 from ..core.client import Client, mean
 from ..core.flat import FlatModel
 from ..core.problem import Problem
-from ..core.ranges import CountOrZero, Positive
 from ..core.tree import Tree
-from .base import Adaptation
+from .base import Retraining
 
 
 @dataclass(frozen=True)
-class FineTune(Adaptation):
-    """Fine-tuning (ft): train a copy of the model on the client's own data.
-
-    Fields:
-        epochs: passes over the client's data; None takes the training recipe's.
-        lr: learning rate; None takes the rate of the round.
-    """
-
-    epochs: CountOrZero | None = None
-    lr: Positive | None = None
+class FineTune(Retraining):
+    """Fine-tuning (ft): train a copy of the model on the client's own data."""
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Continue training on the client's data."""
-        return client.tuned(epochs=self.epochs, lr=self.lr).train(w)
+        return self.tuned(client).train(w)
 
 
 def top_layer(model: FlatModel) -> str:
@@ -59,12 +49,10 @@ def freed(model: FlatModel, names: tuple[str, ...], freeze_bn_stats: bool) -> Fr
 
 
 @dataclass(frozen=True)
-class FreezeBase(Adaptation):
+class FreezeBase(Retraining):
     """Freezebase (fb): train only the top layer of a copy of the model.
 
     Fields:
-        epochs: passes over the client's data; None takes the training recipe's.
-        lr: learning rate; None takes the rate of the round.
         fb_trainable: names of the layers that are trained; empty means the last layer.
         freeze_bn_stats: keep the batch-norm statistics of frozen layers.
 
@@ -75,13 +63,10 @@ class FreezeBase(Adaptation):
         mode while its head is trained: its batch norm uses the stored statistics.
     """
 
-    epochs: CountOrZero | None = None
-    lr: Positive | None = None
     fb_trainable: tuple[str, ...] = ()
     freeze_bn_stats: bool = True
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Train the layers that are not frozen."""
         apart = client.model.apart  # then statistics are one set: all of them change, or none
         client = client.tuned(epochs=self.epochs, lr=self.lr, still=self.freeze_bn_stats)
         names = self.fb_trainable or (top_layer(client.model),)
@@ -94,5 +79,4 @@ class FreezeBase(Adaptation):
         return client.train(w, only=free, loss=as_evaluated if fixed else None)
 
     def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:
-        """Refuse layers that the network does not have."""
         problem.model.positions(self.fb_trainable)

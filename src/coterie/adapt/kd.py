@@ -32,9 +32,9 @@ from torch import Tensor
 from ..core.batches import Batch, Loss
 from ..core.client import Client, descend, mean
 from ..core.losses import over_positions
-from ..core.ranges import CountOrZero, Positive, Share
+from ..core.ranges import Positive, Share
 from ..core.tree import Tree
-from .base import Adaptation
+from .base import Retraining
 
 Form = Literal["hinton", "paper", "yu_code"]
 DistillStep = Literal["bounded", "full"]
@@ -124,12 +124,10 @@ def descent(client: Client, start: Tensor, loss: Loss, step: DistillStep) -> Ten
 
 
 @dataclass(frozen=True)
-class Distill(Adaptation):
+class Distill(Retraining):
     """Knowledge distillation (kd): train a copy while staying near the model's outputs.
 
     Fields:
-        epochs: passes over the client's data; None takes the training recipe's.
-        lr: learning rate; None takes the rate of the round.
         tau: temperature τ.
         alpha: the weight α; on the teacher in ``hinton`` and ``yu_code``, on the labels in
             ``paper``.
@@ -138,19 +136,16 @@ class Distill(Adaptation):
             ``full`` takes every step at the whole rate, as the papers do.
     """
 
-    epochs: CountOrZero | None = None
-    lr: Positive | None = None
     tau: Positive = 6.0
     alpha: Share = 0.95
     kd_form: Form = "hinton"
     kd_step: DistillStep = "bounded"
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Train on the labels and on the outputs of the model itself."""
         terms = Terms(self.tau, self.alpha, self.kd_form)
 
         def loss(student: Tensor, batch: Batch) -> Tensor:
             return distillation(client, student, w, batch, terms)
 
-        tuned = client.tuned(epochs=self.epochs, lr=self.lr)
+        tuned = self.tuned(client)
         return descent(tuned, w, loss, self.kd_step)

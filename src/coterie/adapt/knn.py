@@ -82,7 +82,6 @@ class NearestNeighbours(Adaptation):
 
     @property
     def remembers(self) -> bool:
-        """Whether a predictor needs more than models."""
         return True
 
     def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:
@@ -99,7 +98,6 @@ class NearestNeighbours(Adaptation):
             )
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """The model unchanged."""
         return w
 
     def memory(self, client: Client, w: Tensor) -> Datastore:

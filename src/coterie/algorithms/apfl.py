@@ -31,21 +31,17 @@ from ..core.batches import Batch
 from ..core.client import Client, mean
 from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
-from ..core.ranges import NotNegative, Positive, Share
+from ..core.ranges import NotNegative, Share
 from ..core.tree import Tree
-from .fedavg import Update, Weighting, average
+from .fedavg import ServerLr, Update, Weighting, average
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     v: Tensor  # [P]
     alpha: Tensor  # []
 
 
 class Working(NamedTuple):
-    """The values that local training carries from step to step."""
-
     w: Tensor  # [P]
     v: Tensor  # [P]
     alpha: Tensor  # []
@@ -76,8 +72,6 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
         adaptive: learn α, with one step per round.
         alpha_lr: the learning rate η_α of α; None is the clients' learning rate.
         mix: mix the two models' ``parameters`` or their ``outputs``.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
     """
 
     alpha: Share = 0.5
@@ -85,11 +79,8 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
     alpha_lr: NotNegative | None = None
     mix: Literal["parameters", "outputs"] = "parameters"
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
-    paper: ClassVar[str] = (
-        "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2020"
-    )
     bibtex: ClassVar[str] = """@article{deng2020apfl,
   title={Adaptive Personalized Federated Learning},
   author={Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
@@ -102,22 +93,18 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
     )
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """The common start for both models."""
         alpha = problem.start.new_tensor(self.alpha)
         return problem.start, Own(
             rows(problem.start, problem.population), rows(alpha, problem.population)
         )
 
     def optimizers(self, problem: Problem) -> int:
-        """One of w and one of v."""
-        return 2
+        return 2  # of w and of v
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
-        """Train both models side by side."""
         rate = client.lr if self.alpha_lr is None else self.alpha_lr
 
         def step(at: Working, batch: Batch) -> Working:
@@ -147,15 +134,9 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
         return grad(loss, argnums=(0, 1))(v, alpha)
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average."""
         return average(server, uploads, self.weighting, self.server_lr)
 
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        """The newest global model."""
-        return rows(server, len(round.clients))
-
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
-        """v̄ with the newest global model, or the two models' mixture."""
         if self.mix == "parameters":
             return single(blend(state.alpha, state.v, served))
         return Mixture(torch.stack([state.alpha, 1 - state.alpha]), torch.stack([state.v, served]))

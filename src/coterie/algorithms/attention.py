@@ -8,6 +8,7 @@ A subclass defines the weights ξ.
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,12 +19,11 @@ from ..core.client import Client
 from ..core.mixing import last_applied, mix, nobody_yet, off_diagonal
 from ..core.privacy import Declaration
 from ..core.problem import Problem
+from ..core.ranges import NotNegative
 from ..core.rows import Rows, updated
 from ..core.tree import Tree
 from .fedprox import proximal
 
-Initial = Literal["common", "independent"]
-PredictWith = Literal["own", "cloud"]
 TINY = 1e-300  # the reciprocal of a smaller number may overflow
 
 Weigh = Callable[[Tensor], Tensor]  # clients [m] that have uploaded -> their weights [m, m]
@@ -36,15 +36,10 @@ class Uploads(NamedTuple):
     seen: Tensor  # [K] whether the client has uploaded
     start: Tensor  # [P] the common start, or [K, P] every client's own
     applied: Rows  # [K, K] the weights of each client's last round; zeros before its first
-    losses: Tree = ()  # [K] F_i of the last uploads, or () where clients do not report it
-    objective: Tree = ()  # [] the objective after the round, or () where it is not asked for
 
 
 class Upload(NamedTuple):
-    """What a client sends."""
-
     w: Tensor  # [P]
-    loss: Tree = ()  # [] F_i(w_i) on its training data, where the method asks for it
 
 
 class Cloud(NamedTuple):
@@ -55,8 +50,6 @@ class Cloud(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
 
 
@@ -103,38 +96,34 @@ def remembered(server: Uploads, round: Round, weigh: Weigh) -> Rows:
     return updated(server.applied, at, applied)
 
 
-def stored(server: Uploads, uploads: Upload, round: Round) -> Uploads:
-    """The server with the round's models and losses stored."""
-    at, losses = round.clients, server.losses
-    if isinstance(losses, Tensor):
-        losses = losses.index_copy(0, at, uploads.loss)
-    models, seen = updated(server.models, at, uploads.w), server.seen.index_fill(0, at, True)
-    return server._replace(models=models, seen=seen, losses=losses)
-
-
+@dataclass(frozen=True, kw_only=True)
 class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
     """Base of methods that mix the models of similar clients; a subclass defines the similarity.
 
-    Concrete methods are dataclasses with at least these fields.
+    Fields:
+        prox: the proximal coefficient λ/α_k itself.
+        start: local training starts from the ``cloud`` model u_i or from the client's own
+            (``self``).
+        predict_with: the client's ``own`` model w_i, or the newest ``cloud`` model u_i.
+        initial: the clients' models are one ``common`` model before round 0, or ``independent``.
     """
 
-    private = Declaration(leaves="where it reports one, its training loss")
+    prox: NotNegative = 1e-4
+    start: Literal["cloud", "self"] = "cloud"
+    predict_with: Literal["own", "cloud"] = "own"
+    initial: Literal["common", "independent"] = "common"
 
-    start: str
-    predict_with: PredictWith
-    initial: Initial
-
-    @property
-    def reports(self) -> bool:
-        """Whether clients upload the loss of their trained model on their training data."""
-        return False
+    private = Declaration(leaves="nothing else")
 
     @abstractmethod
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
         """A function that computes the weights ξ between some clients in this round."""
 
+    def _prox(self, round: Round) -> float:
+        """The proximal coefficient λ/α_k."""
+        return self.prox
+
     def init(self, problem: Problem) -> tuple[Uploads, Own]:
-        """The common start, or independent ones."""
         K, start = problem.population, problem.start
         common = self.initial == "common"
         models = rows(start, K) if common else problem.fresh(torch.arange(K))
@@ -143,10 +132,12 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
             seen=torch.zeros(K, dtype=torch.bool, device=problem.device),
             start=start if common else models,
             applied=nobody_yet(start, K),
-            losses=start.new_zeros(K) if self.reports else (),
-            objective=start.new_zeros((), dtype=torch.float64) if self.reports else (),
         )
         return server, Own(models)
+
+    def download(self, server: Uploads, round: Round) -> Cloud:
+        u = mixed(server, round.clients, round.clients, self._weigh(server, round))
+        return Cloud(u, u.new_full((len(u),), self._prox(round)))
 
     def serve(self, server: Uploads, round: Round) -> Tree:
         """The newest u_i, over all clients that have uploaded, where u_i is used to predict."""
@@ -156,15 +147,22 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
         return mixed(server, round.clients, everybody, self._weigh(server, round))
 
     def collaboration(self, server: Uploads, shown: Tree, round: Round) -> Tensor:
-        """The weights with which each client's last u_i was formed."""
         return last_applied(server.applied)
 
     def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:
         """Train near u_i: ``argmin F_i(w) + (λ/2α_k)‖w − u_i‖²``."""
         begin = received.u if self.start == "cloud" else state.w
         w = client.train(begin, penalty=lambda w: proximal(w, received.u, received.prox))
-        return Upload(w, client.loss(w, "train") if self.reports else ()), Own(w)
+        return Upload(w), Own(w)
+
+    def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
+        """Store the uploads, and record the weights that the round applied."""
+        at = round.clients
+        return server._replace(
+            applied=remembered(server, round, self._weigh(server, round)),
+            models=updated(server.models, at, uploads.w),
+            seen=server.seen.index_fill(0, at, True),
+        )
 
     def predictor(self, client: Client, served: Any, state: Own) -> Mixture:
-        """w_i or u_i."""
         return single(state.w if self.predict_with == "own" else served)

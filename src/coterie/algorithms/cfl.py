@@ -33,15 +33,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, single
 from ..core.client import Client
-from ..core.mixing import (
-    cosines,
-    last_applied,
-    mix,
-    nobody_yet,
-    noted,
-    shares,
-    shares_within,
-)
+from ..core.mixing import cosines, last_applied, mix, nobody_yet, noted, shares, shares_within
 from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Auto, Count, CountOrZero, NotNegative
@@ -113,7 +105,6 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         age_limit: rounds after which an absent client's last Δ_i is too old; None is never.
         predict_with: the ``cluster``'s model, or the best on ``validation`` data among it and its
             ancestors.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     eps2: NotNegative = 0.4
@@ -139,7 +130,6 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return Traits(uses_validation=self.predict_with == "validation")
 
     def init(self, problem: Problem) -> tuple[Clusters, tuple[()]]:
-        """One cluster at the common start."""
         K, device = problem.population, problem.device
         nothing = torch.zeros(K, device=device, dtype=torch.int64)
         updates = problem.start.new_zeros(1).expand(
@@ -151,11 +141,9 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return Clusters(*first, updates, problem.sizes, nothing - 1, scale, applied), ()
 
     def download(self, server: Clusters, round: Round) -> Tensor:
-        """Each client's cluster model."""
         return server.models[server.member[round.clients]]
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train, and send the change."""
         return Update(client.train(received) - received, client.size), ()
 
     def aggregate(self, server: Clusters, uploads: Update, round: Round) -> Clusters:
@@ -220,7 +208,6 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return Bank(server.models, slot, torch.full_like(slot, -1))  # averages are nobody's own
 
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
-        """The cluster's model, or the best among it and its ancestors."""
         models, there = served.rows()
         if self.predict_with == "cluster":
             return single(models[0])
@@ -228,7 +215,6 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return single(models[torch.where(there, losses, torch.inf).argmin()])
 
     def collaboration(self, server: Clusters, shown: Tree, round: Round) -> Tensor:
-        """The weights of the average that each client last took part in."""
         return last_applied(server.applied)
 
 
@@ -246,10 +232,6 @@ class CFL(Dividing):
     eps_mode: Literal["relative", "absolute"] = "relative"
     eps1: NotNegative = 0.4
 
-    paper: ClassVar[str] = (
-        "Sattler, Müller, Samek: Clustered Federated Learning: Model-Agnostic Distributed "
-        "Multitask Optimization Under Privacy Constraints, IEEE TNNLS 2021"
-    )
     bibtex: ClassVar[str] = """@article{sattler2021cfl,
   title={Clustered Federated Learning: Model-Agnostic Distributed Multitask Optimization Under
          Privacy Constraints},

@@ -49,7 +49,6 @@ class CFLMean(Dividing):
     gap: NotNegative = 0.2
 
     title: ClassVar[str] = "CFL by mean cosine"
-    paper: ClassVar[str] = CFL.paper
     bibtex: ClassVar[str] = CFL.bibtex
 
     def _divides(self, average: Tensor, similarity: Tensor, part: Tensor, scale: Tensor) -> bool:

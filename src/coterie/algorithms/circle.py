@@ -61,23 +61,17 @@ class Server(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What a client receives."""
-
     u: Tensor  # [P]
     g: Tree  # [P]; () in a round without evidence
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     w: Tensor  # [P]
     move: Tree = ()  # [P] D, without buffers; () in a round without evidence
     noise: Tree = ()  # [2] v, and the variance of D by the choice of rounds
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
     p: Tensor  # [P]
     move: Tensor  # [P] D
@@ -114,11 +108,9 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         return (*own, Query(half=1), Query(half=2)) if evidence else own
 
     def optimizers(self, problem: Problem) -> int:
-        """One of w and one of p."""
-        return 2
+        return 2  # of w and of p
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
-        """The common start."""
         start, K = problem.start, problem.population
         w, zero = rows(start, K), rows(torch.zeros_like(start[: problem.model.parameters]), K)
         count, noise = torch.zeros_like(problem.sizes), start.new_zeros(K, 2)
@@ -176,8 +168,7 @@ class Circle(Algorithm[Server, Down, Up, Own]):
             sound &= plausible(uploads.move) & uploads.noise.isfinite().all(1)
         at, up = round.clients[sound], tree.take(uploads, sound.nonzero().flatten())
         new = server._replace(
-            w=updated(server.w, at, up.w),
-            last=server.last.index_fill(0, at, round.index),
+            w=updated(server.w, at, up.w), last=server.last.index_fill(0, at, round.index)
         )
         if isinstance(up.noise, Tensor):
             noise = server.noise.index_copy(0, at, up.noise)
@@ -201,7 +192,6 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         return circle
 
     def serve(self, server: Server, round: Round) -> Tensor:
-        """The newest mean of each client's circle."""
         return self._means(server, server.circle[round.clients])
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:

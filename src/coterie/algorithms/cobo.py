@@ -33,31 +33,23 @@ from ..core.tree import Parcels, Tree
 
 
 class Server(NamedTuple):
-    """The server."""
-
     x: Tensor  # [K, P] the last upload of each client
     W: Tensor  # [K, K] zero on the diagonal
     applied: Rows  # [K, K] the rows of W in each client's last round; zero before its first
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     pull: Tensor  # [P] Σ_j W_ij x_j
     total: Tensor  # [] Σ_j W_ij
     middle: Parcels  # [2, P] halfway to the next client of the ring and to the one before
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     x: Tensor  # [P]
     gradients: Parcels  # [2, P] at the midpoints
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     x: Tensor  # [P]
 
 
@@ -98,9 +90,6 @@ class CoBo(OwnModel[Server, Sent, Up, Own]):
     step: NotNegative = 0.01
 
     title: ClassVar[str] = "CoBo"
-    paper: ClassVar[str] = (
-        "Hashemi, He, Jaggi: CoBo: Collaborative Learning via Bilevel Optimization, NeurIPS 2024"
-    )
     bibtex: ClassVar[str] = """@inproceedings{hashemi2024cobo,
   title={{CoBo}: Collaborative Learning via Bilevel Optimization},
   author={Hashemi, Diba and He, Lie and Jaggi, Martin},
@@ -108,7 +97,6 @@ class CoBo(OwnModel[Server, Sent, Up, Own]):
     private = Declaration(refused="it sends exact gradients of all training data")
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
-        """All clients at the common start, all pairs collaborating."""
         K = problem.population
         W = torch.ones(K, K, dtype=torch.float64, device=problem.device).fill_diagonal_(0)
         return Server(rows(problem.start, K), W, nobody_yet(W, K)), Own(rows(problem.start, K))
@@ -122,7 +110,6 @@ class CoBo(OwnModel[Server, Sent, Up, Own]):
         return Sent(mix(mine, server.x), total, Parcels(middle, other >= 0))
 
     def local(self, client: Client, received: Sent, state: Own) -> tuple[Up, Own]:
-        """Take the gradients at the midpoints, and train."""
         pull = client.trainable(received.pull)
 
         def penalty(w: Tensor) -> Tensor:
@@ -147,7 +134,6 @@ class CoBo(OwnModel[Server, Sent, Up, Own]):
         return Server(server.x.index_copy(0, at, uploads.x), W, applied)
 
     def model(self, state: Own) -> Tensor:
-        """The client's own model."""
         return state.x
 
     def collaboration(self, server: Server, shown: Tree, round: Round) -> Tensor:

@@ -24,14 +24,12 @@ from ..core.algorithm import OwnModel, Round, check_pull, rows
 from ..core.client import Client
 from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
-from ..core.ranges import NotNegative, Positive
-from .fedavg import Update, Weighting, average
+from ..core.ranges import NotNegative
+from .fedavg import ServerLr, Update, Weighting, average
 from .fedprox import proximal
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     v: Tensor  # [P]
 
 
@@ -41,18 +39,12 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
 
     Fields:
         lam: strength λ of the pull of v_i towards the global model; 0 is local training.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
     """
 
     lam: NotNegative = 0.1
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
-    paper: ClassVar[str] = (
-        "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through "
-        "Personalization, ICML 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{li2021ditto,
   title={Ditto: Fair and Robust Federated Learning Through Personalization},
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
@@ -60,19 +52,15 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
     private = Declaration((Query(times=2),))
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """The common start."""
         return problem.start, Own(rows(problem.start, problem.population))
 
     def optimizers(self, problem: Problem) -> int:
-        """One of w_i and one of v_i."""
-        return 2
+        return 2  # of w_i and of v_i
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
-        """Train the received model and, near it, the client's own."""
         anchor = client.trainable(received)
 
         def pull(v: Tensor) -> Tensor:
@@ -81,13 +69,10 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
         return Update(client.train(received), client.size), Own(client.train(state.v, penalty=pull))
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average."""
         return average(server, uploads, self.weighting, self.server_lr)
 
     def model(self, state: Own) -> Tensor:
-        """The client's own model."""
         return state.v
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a pull that overshoots."""
         check_pull(problem, rounds, "ditto.lam", self.lam)

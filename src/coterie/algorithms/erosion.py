@@ -51,8 +51,6 @@ class Copies(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What an agent sends."""
-
     dy: Tensor  # [R, P]
     valid: Tensor  # [R] bool; a row of dy that is not finite is sent as zeros
     size: Tensor  # []
@@ -149,10 +147,6 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
     samples_per_round: Literal["batch", "epoch"] = "batch"
 
     title: ClassVar[str] = "Weight Erosion"
-    paper: ClassVar[str] = (
-        "Grimberg, Hartley, Jaggi, Karimireddy: Weight Erosion: An Update Aggregation Scheme for "
-        "Personalized Collaborative Machine Learning, DART at MICCAI 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{grimberg2020erosion,
   title={Weight Erosion: An Update Aggregation Scheme for Personalized Collaborative Machine
          Learning},
@@ -165,27 +159,21 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
 
     @property
     def traits(self) -> Traits:
-        """All agents take part in every round and train several models."""
         return Traits(everybody=True, several_models=True)
 
     def optimizers(self, problem: Problem) -> int:
-        """One of every requester's model."""
-        return len(requesting(self.requesters, problem.population))
+        return len(requesting(self.requesters, problem.population))  # of every requester's model
 
     def init(self, problem: Problem) -> tuple[Copies, tuple[()]]:
-        """The common start for every requester; all weights 1."""
         asked = len(requesting(self.requesters, problem.population))
         alpha = torch.ones(asked, problem.population, dtype=torch.float64, device=problem.device)
         none = torch.zeros_like(alpha)
         return Copies(rows(problem.start, asked), alpha, alpha.new_zeros(asked), none), ()
 
     def download(self, server: Copies, round: Round) -> Tensor:
-        """Every requester's model."""
         return rows(server.x, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train every copy."""
-
         def one(x: Tensor) -> tuple[Tensor, Tensor]:
             dy = client.train(x) - x
             fine = is_finite(dy)
@@ -195,7 +183,6 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
         return Update(dy, valid, client.size), ()
 
     def aggregate(self, server: Copies, uploads: Update, round: Round) -> Copies:
-        """Erode the weights and average, for each requester separately."""
         x, alpha, p_d, applied = (part.clone() for part in server)
         for k, requester in enumerate(requesting(self.requesters, round.population)):
             valid = uploads.valid[:, k]
@@ -229,17 +216,13 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
         return erode(weights, d, p_d, self.p_s, round.index + 1, batch, size), p_d
 
     def serve(self, server: Copies, round: Round) -> Bank:
-        """Every requester's model, sent to that requester."""
         return offer(server.x, requesting(self.requesters, round.population), round.clients)
 
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
-        """The requester's model."""
         return accept(served)
 
     def collaboration(self, server: Copies, shown: Tree, round: Round) -> Tensor:
-        """The weights of the requesters' last averages."""
         return full_rows(server.shares, requesting(self.requesters, round.population))
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse requesters that do not exist."""
         requesting(self.requesters, problem.population)

@@ -20,37 +20,18 @@ class Exposure(NamedTuple):
 
 EXPOSURES: dict[str, Exposure] = {
     "local": Exposure(
-        "nothing but scores",
-        "nothing",
-        "the model",
-        "the reference of every verdict",
+        "nothing but scores", "nothing", "the model", "the reference of every verdict"
     ),
-    "fedavg": Exposure(
-        "its model, its sample count",
-        "the average",
-        "–",
-        "the baseline",
-    ),
-    "fedavg_ft": Exposure(
-        "as FedAvg",
-        "as FedAvg",
-        "the fine-tuned model",
-    ),
+    "fedavg": Exposure("its model, its sample count", "the average", "–", "the baseline"),
+    "fedavg_ft": Exposure("as FedAvg", "as FedAvg", "the fine-tuned model"),
     "fedavg_data": Exposure(
         "as FedAvg; **raw samples**",
         "as FedAvg; **raw samples of the others**",
         "–",
         "refused unless every site consents (`samples`)",
     ),
-    "fedprox": Exposure(
-        "as FedAvg",
-        "as FedAvg",
-    ),
-    "fedprox_ft": Exposure(
-        "as FedAvg",
-        "as FedAvg",
-        "the fine-tuned model",
-    ),
+    "fedprox": Exposure("as FedAvg", "as FedAvg"),
+    "fedprox_ft": Exposure("as FedAvg", "as FedAvg", "the fine-tuned model"),
     "scaffold": Exposure(
         "the change of its model and of its control variate",
         "the common model and control",
@@ -62,49 +43,24 @@ EXPOSURES: dict[str, Exposure] = {
         "its control variate (as above)",
         "the server compares sites: it knows who is alike",
     ),
-    "waffle_stable": Exposure(
-        "as WAFFLE",
-        "as WAFFLE",
-        "as WAFFLE",
-        "as WAFFLE",
-    ),
+    "waffle_stable": Exposure("as WAFFLE", "as WAFFLE", "as WAFFLE", "as WAFFLE"),
     "erosion": Exposure(
         "an update per requester, its sample count",
         "one model per requester",
         "–",
         "the server compares sites",
     ),
-    "apfl": Exposure(
-        "as FedAvg",
-        "as FedAvg",
-        "the personal model v and α",
-    ),
-    "fedala": Exposure(
-        "as FedAvg",
-        "as FedAvg",
-        "its model and the weights of the global one",
-    ),
-    "qfedavg": Exposure(
-        "as FedAvg, and its loss at the common model",
-        "as FedAvg",
-    ),
-    "term": Exposure(
-        "as FedAvg, and its loss at the common model",
-        "as FedAvg",
-    ),
+    "apfl": Exposure("as FedAvg", "as FedAvg", "the personal model v and α"),
+    "fedala": Exposure("as FedAvg", "as FedAvg", "its model and the weights of the global one"),
+    "qfedavg": Exposure("as FedAvg, and its loss at the common model", "as FedAvg"),
+    "term": Exposure("as FedAvg, and its loss at the common model", "as FedAvg"),
     "pafl": Exposure(
         "as FedAvg; with EWC and `aggregate` its Fisher diagonal; with distillation two "
         "losses; with `checkpoint` one",
         "as FedAvg; with EWC possibly a Fisher diagonal",
     ),
-    "pafl_kd": Exposure(
-        "as FedAvg, and from half-time two losses",
-        "as FedAvg",
-    ),
-    "pafl_kd_bounded": Exposure(
-        "as FedAvg, and from half-time two losses",
-        "as FedAvg",
-    ),
+    "pafl_kd": Exposure("as FedAvg, and from half-time two losses", "as FedAvg"),
+    "pafl_kd_bounded": Exposure("as FedAvg, and from half-time two losses", "as FedAvg"),
     "pafl_ewc": Exposure(
         "as FedAvg; with `aggregate` its Fisher diagonal",
         "as FedAvg; possibly a Fisher diagonal",
@@ -131,16 +87,10 @@ EXPOSURES: dict[str, Exposure] = {
         "[Among peers](peers.md) the operator sees none of it",
     ),
     "fedamp": Exposure(
-        "its model",
-        "its own mixture of all models",
-        "–",
-        "the server compares sites",
+        "its model", "its own mixture of all models", "–", "the server compares sites"
     ),
     "heurfedamp": Exposure(
-        "its model",
-        "its own mixture of all models",
-        "–",
-        "the server compares sites",
+        "its model", "its own mixture of all models", "–", "the server compares sites"
     ),
     "pfedgraph": Exposure(
         "its model, its sample count",
@@ -160,21 +110,9 @@ EXPOSURES: dict[str, Exposure] = {
         "the averaged upper layers",
         "the lower layers, except while they are pretrained",
     ),
-    "fedper": Exposure(
-        "the base, its sample count",
-        "the averaged base",
-        "the head",
-    ),
-    "fedrep": Exposure(
-        "the base, its sample count",
-        "the averaged base",
-        "the head",
-    ),
-    "fedbabu": Exposure(
-        "the body, its sample count",
-        "the averaged body",
-        "the fine-tuned model",
-    ),
+    "fedper": Exposure("the base, its sample count", "the averaged base", "the head"),
+    "fedrep": Exposure("the base, its sample count", "the averaged base", "the head"),
+    "fedbabu": Exposure("the body, its sample count", "the averaged body", "the fine-tuned model"),
     "fedpac": Exposure(
         "its body and its head, its sample count; **the share of each class in its data, and the "
         "mean of each class's features**",
@@ -188,26 +126,10 @@ EXPOSURES: dict[str, Exposure] = {
         "the shift of its features",
         "refused unless every site consents (`feature_mean`)",
     ),
-    "fedrod": Exposure(
-        "as FedAvg",
-        "as FedAvg",
-        "the personal head",
-    ),
-    "ditto": Exposure(
-        "as FedAvg",
-        "as FedAvg",
-        "the personal model",
-    ),
-    "pfedme": Exposure(
-        "as FedAvg",
-        "as FedAvg",
-        "the personal model",
-    ),
-    "perfedavg": Exposure(
-        "as FedAvg",
-        "as FedAvg",
-        "the adapted model",
-    ),
+    "fedrod": Exposure("as FedAvg", "as FedAvg", "the personal head"),
+    "ditto": Exposure("as FedAvg", "as FedAvg", "the personal model"),
+    "pfedme": Exposure("as FedAvg", "as FedAvg", "the personal model"),
+    "perfedavg": Exposure("as FedAvg", "as FedAvg", "the adapted model"),
     "fedem": Exposure(
         "M models, its sample count",
         "M averages",

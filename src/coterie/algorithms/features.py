@@ -60,10 +60,7 @@ def entrance(model: FlatModel, head: Layers, field: str) -> Entrance:
         )
     weight, bias = slots[f"{prefix}weight"], slots[f"{prefix}bias"]
     return Entrance(
-        named[0],
-        layer.in_features,
-        slice(weight.start, weight.stop),
-        slice(bias.start, bias.stop),
+        named[0], layer.in_features, slice(weight.start, weight.stop), slice(bias.start, bias.stop)
     )
 
 

@@ -42,15 +42,11 @@ UNKNOWN = 1e6  # in place of losses of passes that have not been made
 
 
 class Server(NamedTuple):
-    """The server."""
-
     theta: Tensor  # [P]
     rounds: Tensor  # [K] how many rounds each client took part in
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     theta: Tensor  # [P]
     passes: Tensor  # [n] whether the client makes each of the round's passes for W
 
@@ -95,7 +91,6 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
         eta: the rate η at which W is learnt; 0 is FedAvg.
         share: the share s of the client's samples on which W is learnt.
         start_passes: the most passes over the samples in a client's second round.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     layers: Layers = 1
@@ -104,10 +99,6 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
     start_passes: Count = 20
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for "
-        "Personalized Federated Learning, AAAI 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{zhang2023fedala,
   title={{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
   author={Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and
@@ -116,7 +107,6 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
     private = Declaration(refused="exact losses decide how long it learns its weights")
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
-        """The common start; every client takes all of the global model."""
         top = rows(problem.start[parts(problem.model, self.layers).upper], problem.population)
         rounds = torch.zeros(problem.population, dtype=torch.int64, device=problem.device)
         return Server(problem.start, rounds), Own(top, torch.ones_like(top))
@@ -130,7 +120,6 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
         return Sent(rows(server.theta, len(rounds)), passes)
 
     def local(self, client: Client, received: Sent, state: Own) -> tuple[Update, Own]:
-        """Learn W, blend, and train."""
         at, theta = parts(client.model, self.layers).upper, received.theta
         own = theta.index_copy(0, at, state.theta)  # the lower layers are the global model's
         W = torch.ones_like(theta).index_copy(0, at, state.W)
@@ -173,13 +162,11 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
         return again.scan(step, Learning(W, none, unknown, none)).W
 
     def aggregate(self, server: Server, uploads: Update, round: Round) -> Server:
-        """Average."""
         theta = average(server.theta, uploads, self.weighting, 1.0)
         here = torch.ones_like(round.clients)
         return Server(theta, server.rounds.index_add(0, round.clients, here))
 
     def serve(self, server: Server, round: Round) -> Tensor:
-        """The newest global model."""
         return rows(server.theta, len(round.clients))
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
@@ -189,9 +176,7 @@ class FedALA(Algorithm[Server, Sent, Update, Own]):
         return single(at.join(top, served[at.lower]))
 
     def global_model(self, server: Server) -> Tensor | None:
-        """The global model."""
         return server.theta
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse layers that the network does not have."""
         parts(problem.model, self.layers)

@@ -22,8 +22,6 @@ Notes:
     training (P5-3). In a round, u_i is formed over those participants that have uploaded before; a
     client in its first round gets its own start. The u_i of a prediction is formed over all that
     have uploaded (P5-15).
-    ``objective`` logs the objective above in every round; it costs a pass over each client's
-    training data, and one more number up.
     Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5 (P5-6).
     ``penalty`` offers the other functions A that the paper names, with the same width σ and their
     customary constants: A'(s) = 1/σ · min(1, (3.7 − s/σ)_+ / 2.7) for scad and
@@ -32,7 +30,7 @@ Notes:
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,20 +40,7 @@ from ..core.mixing import squared_distances
 from ..core.problem import Problem
 from ..core.ranges import Count, NotNegative, Positive, ShareAboveZero
 from ..errors import ConfigError
-from .attention import (
-    TINY,
-    Attentive,
-    Cloud,
-    Initial,
-    PredictWith,
-    Upload,
-    Uploads,
-    Weigh,
-    median_of,
-    mixed,
-    remembered,
-    stored,
-)
+from .attention import TINY, Attentive, Uploads, Weigh, median_of
 
 Penalty = Literal["exponential", "scad", "mcp"]
 
@@ -72,21 +57,6 @@ def slope(distances: Tensor, sigma: Tensor | float, penalty: Penalty = "exponent
     else:
         fall = (1 - s / MCP).clamp(min=0)
     return (fall / sigma).fill_diagonal_(0)
-
-
-def penalty_of(distances: Tensor, sigma: Tensor | float, penalty: Penalty) -> Tensor:
-    """``A(s)`` of squared distances: the integral of :func:`slope` from 0 to s.
-
-    >>> penalty_of(torch.tensor([0.0, 2.0, 8.0]), 2.0, "mcp")
-    tensor([0.0000, 0.8333, 1.5000])
-    """
-    s = distances / sigma
-    if penalty == "exponential":
-        return -torch.expm1(-s)
-    if penalty == "scad":
-        beyond = (s.clamp(max=SCAD) - 1).clamp(min=0)  # the slope falls from 1 to 0 there
-        return s.clamp(max=1) + beyond - beyond**2 / (2 * (SCAD - 1))
-    return s.clamp(max=MCP) - s.clamp(max=MCP) ** 2 / (2 * MCP)
 
 
 def weights(slopes: Tensor, alpha: Tensor | float) -> Tensor:
@@ -135,13 +105,7 @@ class FedAMP(Attentive):
         alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
         alpha_every: rounds between two reductions of alpha.
         lam: λ of the paper; the proximal coefficient is then lam/alpha. None uses ``prox``.
-        prox: the proximal coefficient λ/α_k itself.
-        start: local training starts from the ``cloud`` model u_i or from the client's own
-            (``self``).
         safe_attention: scale down rows whose weights on others sum to more than one.
-        predict_with: the client's ``own`` model w_i, or the newest ``cloud`` model u_i.
-        initial: the clients' models are one ``common`` model before round 0, or ``independent``.
-        objective: log Σ F_i(w_i) + λ Σ A in every round, over the clients that have uploaded.
     """
 
     penalty: Penalty = "exponential"
@@ -151,17 +115,8 @@ class FedAMP(Attentive):
     alpha_gamma: ShareAboveZero = 1.0
     alpha_every: Count = 30
     lam: NotNegative | None = None
-    prox: NotNegative = 1e-4
-    start: Literal["cloud", "self"] = "cloud"
     safe_attention: bool = True
-    predict_with: PredictWith = "own"
-    initial: Initial = "common"
-    objective: bool = False
 
-    paper: ClassVar[str] = (
-        "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on "
-        "Non-IID Data, AAAI 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{huang2021fedamp,
   title={Personalized Cross-Silo Federated Learning on Non-{IID} Data},
   author={Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and
@@ -170,34 +125,21 @@ class FedAMP(Attentive):
 
     def check_together(self) -> None:
         """Refuse fields that would have no effect, and a value that lacks what it needs."""
-        if self.lam is None and (self.alpha == "theory" or self.objective):
-            field = "alpha = 'theory'" if self.alpha == "theory" else "objective = true"
-            raise ConfigError(f"fedamp: {field} needs λ, and lam is not given; set lam, such as 1")
-        numeric = "a numeric alpha"
+        if self.lam is None and self.alpha == "theory":
+            raise ConfigError("fedamp: alpha = 'theory' needs λ, and lam is not given; set lam = 1")
         idle = {
-            "lam": (self.lam is not None and self.alpha == "auto", numeric),
-            "alpha_gamma": (self.alpha_gamma != 1 and isinstance(self.alpha, str), numeric),
-            "objective": (self.objective and self.sigma == "median", "a numeric sigma"),
+            "lam": self.lam is not None and self.alpha == "auto",
+            "alpha_gamma": self.alpha_gamma != 1 and isinstance(self.alpha, str),
         }
-        for field, (without_effect, needs) in idle.items():
-            if without_effect:
-                raise ConfigError(
-                    f"fedamp: {field} = {getattr(self, field)!r} has no effect with sigma = "
-                    f"{self.sigma!r} and alpha = {self.alpha!r}; it needs {needs}"
-                )
+        for field in (name for name, without_effect in idle.items() if without_effect):
+            raise ConfigError(
+                f"fedamp: {field} = {getattr(self, field)!r} has no effect with alpha = "
+                f"{self.alpha!r}; it needs a numeric alpha"
+            )
 
-    @property
-    def reports(self) -> bool:
-        """With ``objective``, F_i(w_i)."""
-        return self.objective
-
-    def download(self, server: Uploads, round: Round) -> Cloud:
-        """u_i, and how strongly to stay near it."""
-        weigh = self._weigh(server, round)
-        u = mixed(server, round.clients, round.clients, weigh)
+    def _prox(self, round: Round) -> float:
         alpha = self._alpha(round.index, round.horizon, round.lr)
-        prox = self.prox if self.lam is None or alpha is None else self.lam / max(alpha, TINY)
-        return Cloud(u, u.new_full((len(u),), prox))
+        return self.prox if self.lam is None or alpha is None else self.lam / max(alpha, TINY)
 
     def _alpha(self, index: int, horizon: int, lr: float) -> float | None:
         """α_k = α_0 γ^⌊k/every⌋ or λ/√T, refused where the proximal step would overshoot."""
@@ -231,26 +173,7 @@ class FedAMP(Attentive):
             return self.sigma_factor * median_of(distances)
         return self.sigma
 
-    def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
-        """Store the uploads, and record the weights that the round applied."""
-        new = server._replace(applied=remembered(server, round, self._weigh(server, round)))
-        new = stored(new, uploads, round)
-        return new._replace(objective=self._objective(new, round)) if self.objective else new
-
-    def observed(self, server: Uploads) -> dict[str, Any]:
-        """The objective after the round, if it is asked for."""
-        return {"objective": float(server.objective)} if self.objective else {}
-
-    def _objective(self, server: Uploads, round: Round) -> Tensor:
-        """``Σ F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²)`` of the clients that have uploaded."""
-        members = server.seen.nonzero().flatten()
-        distances = squared_distances(round.trainable(server.models[members]))
-        tie = penalty_of(distances, self._sigma(distances), self.penalty).triu(1).sum()
-        fit: Tensor = server.losses[members].to(torch.float64).sum()
-        return fit + (self.lam or 0.0) * tie
-
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a pull that overshoots, in any round of the schedule."""
         for index in range(rounds + 1):  # the last models are served after the last round
             self._alpha(index, rounds, problem.recipe.rate(index))
         if self.lam is None or self.alpha == "auto":

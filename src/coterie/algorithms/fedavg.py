@@ -10,7 +10,7 @@ Notes:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -19,14 +19,19 @@ from ..core.client import Client
 from ..core.mixing import mean_move, shares
 from ..core.privacy import Declaration
 from ..core.problem import Problem
-from ..core.ranges import Positive
+from ..core.ranges import Meaning, Positive
 
-Weighting = Literal["samples", "uniform"]
+Up = TypeVar("Up")
+Weighting = Annotated[
+    Literal["samples", "uniform"],
+    Meaning("``samples`` weighs clients by their training samples, ``uniform`` equally"),
+]
+ServerLr = Annotated[
+    Positive, Meaning("the server's step η_g towards the average; 1 is the average itself")
+]
 
 
 class Update(NamedTuple):
-    """What a client sends."""
-
     w: Tensor  # [P]
     size: Tensor  # []
 
@@ -36,22 +41,26 @@ def average(w: Tensor, uploads: Update, weighting: Weighting, server_lr: float) 
     return w + server_lr * mean_move(shares(uploads.size, weighting), uploads.w, w)
 
 
-@dataclass(frozen=True)
-class FedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
-    """Federated averaging.
+class OneModel(GlobalModel[Tensor, Tensor, Up, tuple[()]]):
+    """Base class of methods whose server is the model that everybody gets; clients keep nothing."""
 
-    Fields:
-        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
-        server_lr: the server's step η_g towards the average; 1 is the average itself.
-    """
+    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
+        return problem.start, ()
+
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        return rows(server, len(round.clients))
+
+    def model(self, server: Tensor) -> Tensor:
+        return server
+
+
+@dataclass(frozen=True)
+class FedAvg(OneModel[Update]):
+    """Federated averaging."""
 
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
-    paper: ClassVar[str] = (
-        "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep "
-        "Networks from Decentralized Data, AISTATS 2017"
-    )
     bibtex: ClassVar[str] = """@inproceedings{mcmahan2017fedavg,
   title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
   author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
@@ -59,22 +68,8 @@ class FedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
   booktitle={AISTATS}, year={2017}}"""
     private = Declaration()
 
-    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        """The common start; clients keep nothing."""
-        return problem.start, ()
-
-    def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
-        return rows(server, len(round.clients))
-
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train the received model."""
         return Update(client.train(received), client.size), ()
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average."""
         return average(server, uploads, self.weighting, self.server_lr)
-
-    def model(self, server: Tensor) -> Tensor:
-        """The global model."""
-        return server

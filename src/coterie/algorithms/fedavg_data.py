@@ -29,15 +29,13 @@ from ..core.algorithm import GlobalModel, Round, Sharing, Traits, rows
 from ..core.client import Client
 from ..core.privacy import Declaration
 from ..core.problem import Problem
-from ..core.ranges import Positive, ShareBelowOne
+from ..core.ranges import ShareBelowOne
 from ..core.tree import Bank, Tree
 from ..errors import EngineError
-from .fedavg import Update, Weighting, average
+from .fedavg import ServerLr, Update, Weighting, average
 
 
 class Server(NamedTuple):
-    """The server."""
-
     theta: Tensor  # [P]
     samples: Tensor  # [n, bytes] the pool: inputs and targets
     owner: Tensor  # [n] the client that has the sample already; -1 for none
@@ -45,8 +43,6 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     theta: Tensor  # [P]
     pool: Tree  # a Bank of samples, filled at a client's first round; () where nothing is shared
 
@@ -60,18 +56,14 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
         pool: ``from_clients`` copies that share of every client's samples; ``held_out`` removes
             equally many samples of every class from the clients.
         weighting: ``samples`` weighs clients by their own training samples, ``uniform`` equally.
-        server_lr: the server's step η_g.
     """
 
     share: ShareBelowOne = 0.05
     pool: Literal["from_clients", "held_out"] = "from_clients"
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
     title: ClassVar[str] = "FedAvg+Data"
-    paper: ClassVar[str] = (
-        "Zhao, Li, Lai, Suda, Civin, Chandra: Federated Learning with Non-IID Data, 2018"
-    )
     bibtex: ClassVar[str] = """@article{zhao2018noniid,
   title={Federated Learning with Non-{IID} Data},
   author={Zhao, Yue and Li, Meng and Lai, Liangzhen and Suda, Naveen and Civin, Damon and
@@ -81,7 +73,6 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
 
     @property
     def traits(self) -> Traits:
-        """Raw samples leave the clients."""
         return Traits(sharing=Sharing(self.pool, self.share))
 
     def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
@@ -107,16 +98,13 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
         )
 
     def local(self, client: Client, received: Sent, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train on the client's own samples and the pool."""
         return Update(client.train(received.theta), client.own), ()
 
     def aggregate(self, server: Server, uploads: Update, round: Round) -> Server:
-        """Average."""
         theta = average(server.theta, uploads, self.weighting, self.server_lr)
         return server._replace(theta=theta, sent=server.sent.index_fill(0, round.clients, True))
 
     def model(self, server: Server) -> Tensor:
-        """The global model."""
         return server.theta
 
 

@@ -29,8 +29,6 @@ from .lgfedavg import Layers, parts
 
 
 class Server(NamedTuple):
-    """The server."""
-
     theta: Tensor  # [P] the body, and the head as it started
     body: Tensor  # [b] the body's positions in it
 
@@ -42,17 +40,12 @@ class FedBABU(Algorithm[Server, Tensor, Update, tuple[()]]):
     Fields:
         head: the layers that are not trained before the end: the number of last layers, or names.
         tune_epochs: passes E_t over the client's data before it predicts; None takes the recipe's.
-        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
     """
 
     head: Layers = 1
     tune_epochs: CountOrZero | None = 5
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, "
-        "ICLR 2022"
-    )
     bibtex: ClassVar[str] = """@inproceedings{oh2022fedbabu,
   title={{FedBABU}: Toward Enhanced Representation for Federated Image Classification},
   author={Oh, Jaehoon and Kim, SangMook and Yun, Se-Young},
@@ -60,38 +53,27 @@ class FedBABU(Algorithm[Server, Tensor, Update, tuple[()]]):
     private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
-        """The common start; clients keep nothing."""
         return Server(problem.start, parts(problem.model, self.head).lower), ()
 
     def download(self, server: Server, round: Round) -> Tensor:
-        """The body and the untrained head."""
         return rows(server.theta, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train the body."""
         body = parts(client.model, self.head).lower
         trained = torch.zeros(received.shape, dtype=torch.bool, device=received.device)
         w = client.train(received, only=trained.index_fill(0, body, True))
         return Update(w[body], client.size), ()
 
     def aggregate(self, server: Server, uploads: Update, round: Round) -> Server:
-        """Average the bodies."""
         theta, body = server
         moved = average(theta[body], uploads, self.weighting, 1.0)
         return server._replace(theta=theta.index_copy(0, body, moved))
 
-    def serve(self, server: Server, round: Round) -> Tensor:
-        """The newest body, and the head."""
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Tensor, state: tuple[()]) -> Mixture:
-        """The whole network, fine-tuned."""
         return single(client.tuned(epochs=self.tune_epochs).train(served))
 
     def global_model(self, server: Server) -> Tensor | None:
-        """The body under the untrained head."""
         return server.theta
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse layers that the network does not have."""
         parts(problem.model, self.head)

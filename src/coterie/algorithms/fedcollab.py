@@ -50,8 +50,6 @@ RATE = 2.0  # of the classifiers' steps; samples have length one
 
 
 class Server(NamedTuple):
-    """The server."""
-
     inner: Tree  # the servers of ``inside`` [coalitions, ...]; one before they form
     coalition: Tensor  # [K] each client's, -1 before they form
     start: Tensor  # [P]
@@ -65,16 +63,12 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     start: Tree  # [P] before coalitions form, then ()
     pairs: Tree  # [K, q] its classifiers before coalitions form, or ()
     inner: Tree  # of ``inside``, or ()
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     pairs: Tree  # [K, q] or ()
     mine: Tree  # [K] or ()
     move: Tree  # [P] or ()
@@ -131,10 +125,6 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
     rounds_before: Count = 1
     steps: Count = 20
 
-    paper: ClassVar[str] = (
-        "Bao, Wang, Wu, He: Optimizing the Collaboration Structure in Cross-Silo Federated "
-        "Learning, ICML 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{bao2023fedcollab,
   title={Optimizing the Collaboration Structure in Cross-Silo Federated Learning},
   author={Bao, Wenxuan and Wang, Haohan and Wu, Jun and He, Jingrui},
@@ -142,7 +132,6 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
     private = Declaration(refused="discriminators of the clients' data leave them")
 
     def check_together(self) -> None:
-        """Refuse a method inside that does not exist, or this one."""
         from . import ALGORITHMS  # the table has this method, too
 
         names = [name for name in ALGORITHMS if name not in UNFIT]
@@ -165,7 +154,6 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
 
     @property
     def within(self) -> tuple[Checked, ...]:
-        """The method inside."""
         return (self._inner,)
 
     @property
@@ -174,22 +162,18 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
 
     @property
     def traits(self) -> Traits:
-        """As the method inside, and what discriminators disclose."""
         inner = self._inner.traits
         if not self._learns:
             return inner
         return replace(inner, discloses="discriminators")
 
     def optimizers(self, problem: Problem) -> int:
-        """As the method inside."""
         return self._inner.optimizers(problem)
 
     def trace_key(self, index: int, horizon: int) -> Hashable | None:
-        """As the method inside."""
         return self._inner.trace_key(index, horizon)
 
     def init(self, problem: Problem) -> tuple[Server, Any]:
-        """One coalition-to-be, and classifiers that know nothing."""
         inner, states = self._inner.init(problem)
         K, start = problem.population, problem.start
         width = entrance(problem.model, 1, "fedcollab").width + 1 if self._learns else 0
@@ -321,15 +305,12 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
         return torch.where(known, D, rest).fill_diagonal_(0)
 
     def serve(self, server: Server, round: Round) -> Tree:
-        """As the method inside."""
         return self._stacked(server, round, "serve")
 
     def predictor(self, client: Client, served: Tree, state: Any) -> Mixture:
-        """As the method inside."""
         return self._inner.predictor(client, served, state)
 
     def observed(self, server: Server) -> dict[str, Any]:
-        """The coalition of each client, once they have formed."""
         at = server.coalition.tolist()
         return {"coalition": at} if min(at) >= 0 else {}
 

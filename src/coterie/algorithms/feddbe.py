@@ -38,28 +38,20 @@ from .lgfedavg import Layers
 
 
 class Server(NamedTuple):
-    """The server, and what it sends."""
-
     theta: Tensor  # [P]
     mean: Tensor  # [d] g; zero in the first round
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     update: Update
     mean: Tensor  # [d] of its features in the first round, then [0]
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     m: Tensor  # [d]
 
 
 class Working(NamedTuple):
-    """The values that local training carries from step to step."""
-
     w: Tensor  # [P]
     m: Tensor  # [d]
     running: Tensor  # [d] r
@@ -79,7 +71,6 @@ class FedDBE(Algorithm[Server, Server, Up, Own]):
         head: the layers on top of the features: the number of last layers, or names.
         kappa: strength κ of the pull of the client's mean features towards everybody's.
         momentum: weight μ of the newest batch in the running mean.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     head: Layers = 1
@@ -87,10 +78,6 @@ class FedDBE(Algorithm[Server, Server, Up, Own]):
     momentum: ShareAboveZero = 1.0
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan: Eliminating Domain Bias for Federated "
-        "Learning in Representation Space, NeurIPS 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{zhang2023feddbe,
   title={Eliminating Domain Bias for Federated Learning in Representation Space},
   author={Zhang, Jianqing and Hua, Yang and Cao, Jian and Wang, Hao and Song, Tao and
@@ -100,7 +87,6 @@ class FedDBE(Algorithm[Server, Server, Up, Own]):
 
     @property
     def traits(self) -> Traits:
-        """The mean of a client's features leaves it once."""
         return Traits(discloses="feature_mean")
 
     def trace_key(self, index: int, horizon: int) -> Hashable | None:
@@ -108,16 +94,13 @@ class FedDBE(Algorithm[Server, Server, Up, Own]):
         return index == 0
 
     def init(self, problem: Problem) -> tuple[Server, Own]:
-        """The common start; features are not shifted."""
         zero = problem.start.new_zeros(entrance(problem.model, self.head, "feddbe.head").width)
         return Server(problem.start, zero), Own(rows(zero, problem.population))
 
     def download(self, server: Server, round: Round) -> Server:
-        """The model and the common mean."""
         return Server(*(rows(part, len(round.clients)) for part in server))
 
     def local(self, client: Client, received: Server, state: Own) -> tuple[Up, Own]:
-        """Train the model and the client's shift."""
         at, first = entrance(client.model, self.head, "feddbe.head"), client.round == 0
         found = state.m.new_zeros(0)
         if first:
@@ -142,18 +125,15 @@ class FedDBE(Algorithm[Server, Server, Up, Own]):
         return Up(Update(end.w, client.size), found), Own(end.m)
 
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
-        """Average the models; in the first round also the means."""
         theta = average(server.theta, uploads.update, self.weighting, 1.0)
         if round.index:
             return Server(theta, server.mean)
         return Server(theta, mix(shares(uploads.update.size), uploads.mean))
 
     def serve(self, server: Server, round: Round) -> Tensor:
-        """The newest model."""
         return rows(server.theta, len(round.clients))
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
-        """The newest model with the client's shift."""
         at: Entrance = entrance(client.model, self.head, "feddbe.head")
         return single(at.shifted(served, state.m))
 

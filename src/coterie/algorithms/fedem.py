@@ -48,8 +48,6 @@ class Components(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     pi: Tensor  # [M]
 
 
@@ -81,7 +79,6 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     Fields:
         components: number M of shared models; the paper takes 3, P2 takes 4.
         new_client_steps: E-steps before predicting, at the newest components.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
         rate: ``split`` divides the learning rate among the components; ``scaled`` multiplies the
             loss by M.
     """
@@ -91,10 +88,6 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     weighting: Weighting = "samples"
     rate: Literal["split", "scaled"] = "scaled"
 
-    paper: ClassVar[str] = (
-        "Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of "
-        "Distributions, NeurIPS 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{marfoq2021fedem,
   title={Federated Multi-Task Learning under a Mixture of Distributions},
   author={Marfoq, Othmane and Neglia, Giovanni and Bellet, Aur{\\'e}lien and Kameni, Laetitia and
@@ -107,21 +100,17 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
 
     @property
     def traits(self) -> Traits:
-        """Every client trains all components."""
         return Traits(several_models=True)
 
     def optimizers(self, problem: Problem) -> int:
-        """One of every component."""
-        return self.components
+        return self.components  # of every component
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """Different components, equal shares."""
         M = self.components
         pi = torch.full((M,), 1 / M, dtype=problem.dtype, device=problem.device)
         return problem.starts(M), Own(rows(pi, problem.population))
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """All components."""
         return rows(server, len(round.clients))
 
     def expect(self, client: Client, models: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,23 +141,16 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         return Components(models, client.size), Own(pi)
 
     def aggregate(self, server: Tensor, uploads: Components, round: Round) -> Tensor:
-        """Average every component."""
         p = shares(uploads.size, self.weighting)
         return server + mix(p, (uploads.models - server).flatten(1)).view_as(server)
 
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        """The newest components."""
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
-        """The client's mixture of the newest components."""
         pi = state.pi
         for _ in range(self.new_client_steps):
             pi = self.expect(client, served, pi)[1]
         return Mixture(pi, served)
 
     def shown(self, state: Own) -> Tensor:
-        """The weights of the components."""
         return state.pi
 
     def collaboration(self, server: Tensor, shown: Tensor, round: Round) -> Tensor:

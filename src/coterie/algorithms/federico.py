@@ -243,10 +243,6 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     start: Literal["independent", "common"] = "independent"
     predict_min_weight: Share = 1e-3
 
-    paper: ClassVar[str] = (
-        "Sui, Wen, Lau, Ross, Cresswell: Find Your Friends: Personalized Federated Learning with "
-        "the Right Collaborators, 2022"
-    )
     bibtex: ClassVar[str] = """@article{sui2022federico,
   title={Find Your Friends: Personalized Federated Learning with the Right Collaborators},
   author={Sui, Yi and Wen, Junfeng and Lau, Yenson and Ross, Brendan Leigh and
@@ -360,7 +356,6 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     # ---- one client ------------------------------------------------------------------------
 
     def local(self, client: Client, received: Sight, state: Tracked) -> tuple[Reply, Tracked]:
-        """Weigh the received models and compute how each should change."""
         models, owners = received.models(client.id)
         losses = client.map(lambda w: client.loss(w, "train"), models).to(torch.float64)
         if self.loss_reduction == "sum":
@@ -423,9 +418,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         return Mixture((weights / total).to(models.dtype), models)
 
     def shown(self, state: Tracked) -> Tensor:
-        """The weights on the others' models."""
         return state.weights
 
     def collaboration(self, server: Circle, shown: Tensor, round: Round) -> Tensor:
-        """Every client's weights."""
         return shown

@@ -52,15 +52,11 @@ class Pool(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends."""
-
     theta: Tensor  # [P]
     ranks: Tensor  # [K]
 
 
 class Kept(NamedTuple):
-    """What a client keeps."""
-
     theta: Tensor  # [P] after its last local training
     old: Tensor  # [P] before it
     affinity: Tensor  # [K] its row of P
@@ -126,10 +122,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
     min_gain_se: NotNegative = 0.0
     matrix: Literal["weights", "affinity"] = "weights"
 
-    paper: ClassVar[str] = (
-        "Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order "
-        "Model Optimization, ICLR 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{zhang2021fedfomo,
   title={Personalized Federated Learning with First Order Model Optimization},
   author={Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and
@@ -143,7 +135,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return Traits(uses_validation=True, weighs_again=True)
 
     def init(self, problem: Problem) -> tuple[Pool, Kept]:
-        """The common start; P is the identity."""
         self._check(problem)
         K = problem.population
         identity = torch.eye(K, dtype=problem.dtype, device=problem.device)
@@ -182,7 +173,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return max(0.0, self.epsilon - self.decay * t)
 
     def local(self, client: Client, received: Bank, state: Kept) -> tuple[Upload, Kept]:
-        """Weigh the received models, mix them, and train the mixture."""
         theta, raw, shares = self.weigh(client, received, state)
         everybody = torch.arange(client.population, device=client.id.device)
         owners = torch.cat([client.id[None], torch.where(received.slot >= 0, received.owner, -1)])
@@ -235,7 +225,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return gains >= self.min_gain_se
 
     def aggregate(self, server: Pool, uploads: Upload, round: Round) -> Pool:
-        """Store the uploads."""
         at = round.clients
         return Pool(
             updated(server.models, at, uploads.theta),
@@ -243,18 +232,11 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
             updated(server.ranks, at, uploads.ranks),
         )
 
-    def serve(self, server: Pool, round: Round) -> Bank:
-        """The models that each client would download next."""
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Bank, state: Kept) -> Mixture:
-        """The client's model after a further weighing."""
         return single(self.weigh(client, served, state)[0])
 
     def shown(self, state: Kept) -> Tensor:
-        """The client's last shares, or its row of P."""
         return state.affinity if self.matrix == "affinity" else state.weights
 
     def collaboration(self, server: Pool, shown: Tensor, round: Round) -> Tensor:
-        """Every client's last shares, or P."""
         return shown

@@ -44,8 +44,6 @@ class Pool(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What a client sends."""
-
     theta: Tensor  # [P]
     shares: Tensor  # [K]
 
@@ -75,7 +73,6 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
     pool: Literal["all_uploaded", "last_round"] = "all_uploaded"
 
     title: ClassVar[str] = "FedFomo-MA"
-    paper: ClassVar[str] = FedFomo.paper
     private = Declaration(leaves="what validation losses decide: its shares of the others")
     bibtex: ClassVar[str] = FedFomo.bibtex
 
@@ -85,7 +82,6 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         return Traits(uses_validation=True, weighs_again=True)
 
     def init(self, problem: Problem) -> tuple[Pool, tuple[()]]:
-        """The common start; every client has share 1 of itself."""
         K = problem.population
         alone = torch.eye(K, dtype=problem.dtype, device=problem.device)
         nobody = torch.full((K,), -1, device=problem.device)
@@ -107,7 +103,6 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         return Bank(table, rows(slot, count), rows(owner, count))
 
     def local(self, client: Client, received: Bank, state: tuple[()]) -> tuple[Upload, tuple[()]]:
-        """Weigh the uploads, mix them, and train the mixture."""
         theta, shares = self.weigh(client, received)
         alone = torch.arange(client.population, device=client.id.device) == client.id
         shares = torch.where(shares.sum() > 0, shares, alone.to(shares.dtype))
@@ -133,7 +128,6 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         return norm(client.trainable(apart), self.distance)
 
     def aggregate(self, server: Pool, uploads: Upload, round: Round) -> Pool:
-        """Store the uploads."""
         at = round.clients
         return server._replace(
             models=server.models.index_copy(0, at, uploads.theta),
@@ -141,14 +135,8 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
             shares=server.shares.index_copy(0, at, uploads.shares),
         )
 
-    def serve(self, server: Pool, round: Round) -> Bank:
-        """The averages that each client would download next."""
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
-        """The client's mixture after a further weighing."""
         return single(self.weigh(client, served)[0])
 
     def collaboration(self, server: Pool, shown: Tree, round: Round) -> Tensor:
-        """Every client's last shares."""
         return server.shares

@@ -45,8 +45,6 @@ STEPS = 2000  # of the solver at most
 
 
 class Server(NamedTuple):
-    """The server."""
-
     body: Tensor  # [b]
     heads: Rows  # [K, h] each client's combined head
     means: Tensor  # [C, d] g, zero for a class that nobody had
@@ -55,8 +53,6 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     body: Tensor  # [b]
     head: Tensor  # [h]
     means: Tensor  # [C, d]
@@ -64,8 +60,6 @@ class Sent(NamedTuple):
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     update: Update  # of the body
     head: Tensor  # [h]
     shares: Tensor  # [C] π
@@ -114,10 +108,6 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
     head_epochs: CountOrZero = 1
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Xu, Tong, Huang: Personalized Federated Learning with Feature Alignment and Classifier "
-        "Collaboration, ICLR 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{xu2023fedpac,
   title={Personalized Federated Learning with Feature Alignment and Classifier Collaboration},
   author={Xu, Jian and Tong, Xinyi and Huang, Shao-Lun},
@@ -130,11 +120,9 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
         return Traits(discloses="class_features")
 
     def optimizers(self, problem: Problem) -> int:
-        """One of the head and one of the body."""
-        return 2
+        return 2  # of the head and of the body
 
     def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
-        """The common start; no class has a mean yet."""
         head, body, _ = parts(problem.model, 1)
         start, K, C = problem.start, problem.population, max(1, problem.classes)
         means = start.new_zeros(C, entrance(problem.model, 1, "fedpac").width)
@@ -149,7 +137,6 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
         return Sent(body, server.heads[round.clients], means, known)
 
     def local(self, client: Client, received: Sent, state: tuple[()]) -> tuple[Up, tuple[()]]:
-        """Measure the features; train the head, then the body."""
         at, door = parts(client.model, 1), entrance(client.model, 1, "fedpac")
         w, C = at.join(received.head, received.body), len(received.means)
 
@@ -182,7 +169,6 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
         return Up(update, w[at.upper], found[:C], moments, variance), ()
 
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
-        """Average bodies and means; combine the heads."""
         A = least_risk(risks(uploads.moments, uploads.variance))
         p = shares(uploads.update.size).to(uploads.shares.dtype)
         count = p @ uploads.shares
@@ -196,18 +182,14 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
         )
 
     def serve(self, server: Server, round: Round) -> Tree:
-        """The newest body and each client's combined head."""
         return rows(server.body, len(round.clients)), server.heads[round.clients]
 
     def predictor(self, client: Client, served: Tree, state: tuple[()]) -> Mixture:
-        """The newest body and the combined head."""
         body, head = served
         return single(parts(client.model, 1).join(head, body))
 
     def collaboration(self, server: Server, shown: Tree, round: Round) -> Tensor:
-        """The weights of each client's last combination of heads."""
         return last_applied(server.applied)
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a network whose last layer is not linear."""
         entrance(problem.model, 1, "fedpac")

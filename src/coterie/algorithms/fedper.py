@@ -39,7 +39,6 @@ class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
 
     Fields:
         head: the layers that stay on the client: the number of last layers, or names.
-        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
     """
 
     head: Layers = 1
@@ -50,50 +49,31 @@ class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
         """The client's whole model after its round."""
 
     def init(self, problem: Problem) -> tuple[Tensor, Head]:
-        """The common start."""
         head, base, _ = parts(problem.model, self.head)
         return problem.start[base], Head(rows(problem.start[head], problem.population))
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The base."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Head) -> tuple[Update, Head]:
-        """Train; send the base and keep the head."""
         at = parts(client.model, self.head)
         w = self.trained(client, at.join(state.w, received), at)
         return Update(w[at.lower], client.size), Head(w[at.upper])
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average the bases."""
         return average(server, uploads, self.weighting, 1.0)
 
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        """The newest base."""
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Tensor, state: Head) -> Mixture:
-        """The newest base and the client's own head."""
         return single(parts(client.model, self.head).join(state.w, served))
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse layers that the network does not have."""
         parts(problem.model, self.head)
 
 
 @dataclass(frozen=True)
 class FedPer(PersonalHead):
-    """Personalisation layers.
+    """Personalisation layers."""
 
-    Fields:
-        head: the layers that stay on the client: the number of last layers, or names.
-        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
-    """
-
-    paper: ClassVar[str] = (
-        "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, "
-        "2019"
-    )
     bibtex: ClassVar[str] = """@article{arivazhagan2019fedper,
   title={Federated Learning with Personalization Layers},
   author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and
@@ -102,5 +82,4 @@ class FedPer(PersonalHead):
     private = Declaration()
 
     def trained(self, client: Client, w: Tensor, at: Parts) -> Tensor:
-        """Base and head together."""
         return client.train(w)

@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..core.algorithm import GlobalModel, Round, check_pull, rows
+from ..core.algorithm import Round, check_pull
 from ..core.client import Client
 from ..core.privacy import Declaration
 from ..core.problem import Problem
-from ..core.ranges import NotNegative, Positive
-from .fedavg import Update, Weighting, average
+from ..core.ranges import NotNegative
+from .fedavg import OneModel, ServerLr, Update, Weighting, average
 
 
 def proximal(w: Tensor, anchor: Tensor, strength: float | Tensor) -> Tensor:
@@ -25,23 +25,17 @@ def proximal(w: Tensor, anchor: Tensor, strength: float | Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
+class FedProx(OneModel[Update]):
     """FedAvg with a proximal term.
 
     Fields:
         mu: strength μ of the pull towards the received model; 0 is FedAvg.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
     """
 
     mu: NotNegative = 0.1
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
-    paper: ClassVar[str] = (
-        "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous "
-        "Networks, MLSys 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{li2020fedprox,
   title={Federated Optimization in Heterogeneous Networks},
   author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and
@@ -49,27 +43,12 @@ class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
   booktitle={MLSys}, year={2020}}"""
     private = Declaration()
 
-    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        """The common start; clients keep nothing."""
-        return problem.start, ()
-
-    def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
-        return rows(server, len(round.clients))
-
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train the received model, with the proximal term towards it."""
         w = client.train(received, penalty=lambda w: proximal(w, received, self.mu))
         return Update(w, client.size), ()
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average."""
         return average(server, uploads, self.weighting, self.server_lr)
 
-    def model(self, server: Tensor) -> Tensor:
-        """The global model."""
-        return server
-
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a pull that overshoots."""
         check_pull(problem, rounds, "fedprox.mu", self.mu)

@@ -33,8 +33,6 @@ class FedRep(PersonalHead):
     """Shared representation, personal head, in two phases.
 
     Fields:
-        head: the layers that stay on the client: the number of last layers, or names.
-        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
         head_epochs: passes E_h over the client's data for the head.
         base_epochs: passes E_b for the base.
     """
@@ -42,10 +40,6 @@ class FedRep(PersonalHead):
     head_epochs: CountOrZero = 10
     base_epochs: CountOrZero = 1
 
-    paper: ClassVar[str] = (
-        "Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for "
-        "Personalized Federated Learning, ICML 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{collins2021fedrep,
   title={Exploiting Shared Representations for Personalized Federated Learning},
   author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
@@ -53,11 +47,9 @@ class FedRep(PersonalHead):
     private = Declaration(lambda self, when: (Query(self.head_epochs), Query(self.base_epochs)))
 
     def optimizers(self, problem: Problem) -> int:
-        """One of the head and one of the base."""
-        return 2
+        return 2  # of the head and of the base
 
     def trained(self, client: Client, w: Tensor, at: Parts) -> Tensor:
-        """The head, then the base."""
         head = torch.zeros(w.shape, dtype=torch.bool, device=w.device)
         head = head.index_fill(0, at.upper, True)
         w = client.tuned(epochs=self.head_epochs, batches="head").train(w, only=head)

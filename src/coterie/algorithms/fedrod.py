@@ -40,14 +40,10 @@ ABSENT = 1e-8  # samples of a class that a client does not have
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     head: Tensor  # [s] the personal head, added to the generic one
 
 
 class Working(NamedTuple):
-    """The values that local training carries from step to step."""
-
     w: Tensor  # [P]
     head: Tensor  # [parameters] the personal head, zero outside the last layer
     of_w: Tree  # optimiser states
@@ -81,16 +77,11 @@ class FedRoD(Algorithm[Tensor, Tensor, Update, Own]):
 
     Fields:
         predict_with: ``both`` heads, or the ``generic`` one: the global model.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     predict_with: Literal["both", "generic"] = "both"
     weighting: Weighting = "samples"
 
-    paper: ClassVar[str] = (
-        "Chen, Chao: On Bridging Generic and Personalized Federated Learning for Image "
-        "Classification, ICLR 2022"
-    )
     bibtex: ClassVar[str] = """@inproceedings{chen2022fedrod,
   title={On Bridging Generic and Personalized Federated Learning for Image Classification},
   author={Chen, Hong-You and Chao, Wei-Lun},
@@ -98,16 +89,13 @@ class FedRoD(Algorithm[Tensor, Tensor, Update, Own]):
     private = Declaration(refused="its loss tells how many samples of each class a client has")
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """The common start; personal heads add nothing."""
         head = torch.zeros_like(problem.start[parts(problem.model, 1).upper])
         return problem.start, Own(rows(head, problem.population))
 
     def optimizers(self, problem: Problem) -> int:
-        """One of the generic model and one of the personal head."""
-        return 2
+        return 2  # of the generic model and of the personal head
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The generic model."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
@@ -137,25 +125,17 @@ class FedRoD(Algorithm[Tensor, Tensor, Update, Own]):
         return Update(end.w, client.size), Own(end.head[at])
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average the generic models."""
         return average(server, uploads, self.weighting, 1.0)
 
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        """The newest generic model."""
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
-        """The generic model, its head plus the client's own."""
         if self.predict_with == "generic":
             return single(served)
         return single(served.index_add(0, parts(client.model, 1).upper, state.head))
 
     def global_model(self, server: Tensor) -> Tensor | None:
-        """The generic model."""
         return server
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a network whose last layer is not linear."""
         linear_head(problem.model, "fedrod")
 
 

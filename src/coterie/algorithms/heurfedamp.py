@@ -24,19 +24,7 @@ from ..core.algorithm import Round, check_pull
 from ..core.mixing import cosines
 from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
-from .attention import (
-    Attentive,
-    Cloud,
-    Initial,
-    PredictWith,
-    Upload,
-    Uploads,
-    Weigh,
-    median_of,
-    mixed,
-    remembered,
-    stored,
-)
+from .attention import Attentive, Uploads, Weigh, median_of
 from .fedamp import FedAMP
 
 
@@ -60,21 +48,12 @@ class HeurFedAMP(Attentive):
         sigma: sharpness σ of the attention; ``median`` follows the median of 1 − cos.
         sigma_factor: ``median``: 1/σ in units of the median of 1 − cos.
         self_weight: ξ_ii, the weight on a client's own model; ``auto`` is 1/N.
-        prox: the proximal coefficient λ/α_k.
-        start: local training starts from the ``cloud`` model u_i or the client's own (``self``).
-        predict_with: the client's ``own`` model w_i, or the newest ``cloud`` model u_i.
-        initial: the clients' models are one ``common`` model before round 0, or ``independent``.
     """
 
     sigma: NotNegative | Literal["median"] = "median"
     sigma_factor: Positive = 0.1
     self_weight: Share | Auto = "auto"
-    prox: NotNegative = 1e-4
-    start: Literal["cloud", "self"] = "cloud"
-    predict_with: PredictWith = "own"
-    initial: Initial = "common"
 
-    paper: ClassVar[str] = FedAMP.paper
     bibtex: ClassVar[str] = FedAMP.bibtex
 
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
@@ -92,16 +71,5 @@ class HeurFedAMP(Attentive):
             return 1 / (self.sigma_factor * median_of(1 - cosine))
         return self.sigma
 
-    def download(self, server: Uploads, round: Round) -> Cloud:
-        """u_i, and how strongly to stay near it."""
-        u = mixed(server, round.clients, round.clients, self._weigh(server, round))
-        return Cloud(u, u.new_full((len(u),), self.prox))
-
-    def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
-        """Store the uploads, and record the weights that the round applied."""
-        weigh = self._weigh(server, round)
-        return stored(server._replace(applied=remembered(server, round, weigh)), uploads, round)
-
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a pull that overshoots."""
         check_pull(problem, rounds, "heurfedamp.prox", self.prox)

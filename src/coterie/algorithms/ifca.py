@@ -86,7 +86,6 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         draws: with ``redraw``, the largest number of draws.
         perturb_scale: with ``perturb``, the noise in units of the parameters' root mean square.
         choose_on: data on which clients choose, ``train`` or ``val``.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     k: Few | Auto = "auto"
@@ -109,7 +108,6 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
     private = Declaration(leaves="the number of samples, and the choice of a model by losses")
 
     def check_together(self) -> None:
-        """Refuse ``k = "auto"`` unless ``pretrain`` can decide k."""
         if self.k == "auto" and self.start != "pretrain":
             raise ConfigError(
                 f"ifca: k is {self.k!r} with start = '{self.start}'; give the number of models "
@@ -118,11 +116,9 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
 
     @property
     def traits(self) -> Traits:
-        """Clients may choose their model by validation data."""
         return Traits(uses_validation=self.choose_on == "val")
 
     def init(self, problem: Problem) -> tuple[Models, tuple[()]]:
-        """The models before round 0."""
         start, K = problem.start, problem.population
         nobody = torch.full((K,), -1, device=problem.device)
         none = start.new_zeros(0, 1, len(start))
@@ -153,7 +149,6 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         return theta
 
     def download(self, server: Models, round: Round) -> Bank:
-        """All models."""
         k = torch.arange(len(server.theta), device=server.theta.device)
         slot = k.expand(len(round.clients), -1)
         return Bank(server.theta, slot, slot)
@@ -165,12 +160,10 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         return models[best], best
 
     def local(self, client: Client, received: Bank, state: tuple[()]) -> tuple[Pick, tuple[()]]:
-        """Choose the best model and train it."""
         w, choice = self.choose(client, received)
         return Pick(client.train(w), client.size, choice), ()
 
     def aggregate(self, server: Models, uploads: Pick, round: Round) -> Models:
-        """Average the models of the clients that made the same choice."""
         if len(server.changes):
             return self._pretrained(server, uploads, round)
         if len(server.spare) and self._lopsided(uploads.choice, len(server.theta)):
@@ -223,14 +216,8 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         group = merged(similarity, min(k, n), "complete").group
         return k, group.unique(return_inverse=True)[1]
 
-    def serve(self, server: Models, round: Round) -> Bank:
-        """All models."""
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
-        """The model that fits best."""
         return single(self.choose(client, served)[0])
 
     def collaboration(self, server: Models, shown: Tree, round: Round) -> Tensor:
-        """The weights of the average that each client last took part in."""
         return last_applied(server.applied)

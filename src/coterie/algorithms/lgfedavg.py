@@ -70,23 +70,17 @@ class Shared(NamedTuple):
 
 
 class Down(NamedTuple):
-    """What a client receives."""
-
     upper: Tensor  # [s]
     lower: Bank  # one slot: the pretrained lower layers, for a client that has none of its own
 
 
 class Up(NamedTuple):
-    """What a client sends."""
-
     upper: Tensor  # [s]
     lower: Tensor  # [P - s] while pretraining, then [0]
     size: Tensor  # []
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     lower: Tensor  # [P - s]
 
 
@@ -98,7 +92,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         global_layers: the layers that are shared: the number of last layers, or names; ``auto`` is
             the last two, as long as one stays local.
         pretrain_rounds: rounds of FedAvg on the whole model before the parts are separated.
-        weighting: ``uniform`` weighs clients equally, ``samples`` by their training samples.
     """
 
     global_layers: Layers | Auto = "auto"
@@ -106,10 +99,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
     weighting: Weighting = "uniform"
 
     title: ClassVar[str] = "LG-FedAvg"
-    paper: ClassVar[str] = (
-        "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act "
-        "Globally: Federated Learning with Local and Global Representations, 2020"
-    )
     bibtex: ClassVar[str] = """@article{liang2020lgfedavg,
   title={Think Locally, Act Globally: Federated Learning with Local and Global Representations},
   author={Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and
@@ -127,7 +116,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return index < self.pretrain_rounds
 
     def init(self, problem: Problem) -> tuple[Shared, Own]:
-        """The common start."""
         upper, lower, _ = self._parts(problem.model)
         begun = torch.full((problem.population,), self.pretrain_rounds == 0, device=problem.device)
         own = Own(rows(problem.start[lower], problem.population))
@@ -144,7 +132,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return torch.where(present, sent[0], state.lower)
 
     def local(self, client: Client, received: Down, state: Own) -> tuple[Up, Own]:
-        """Train all layers together."""
         upper, lower, _ = at = self._parts(client.model)
         w = client.train(at.join(received.upper, self._lower(received, state)))
         pretraining = self.trace_key(client.round, client.horizon)
@@ -152,8 +139,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return Up(w[upper], sent, client.size), Own(w[lower])
 
     def aggregate(self, server: Shared, uploads: Up, round: Round) -> Shared:
-        """Average the upper layers; while pretraining, all layers."""
-
         def mean(old: Tensor, new: Tensor) -> Tensor:
             return average(old, Update(new, uploads.size), self.weighting, 1.0)
 
@@ -162,15 +147,9 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
             return server._replace(upper=upper, lower=mean(server.lower, uploads.lower))
         return server._replace(upper=upper, begun=server.begun.index_fill(0, round.clients, True))
 
-    def serve(self, server: Shared, round: Round) -> Down:
-        """The newest upper layers."""
-        return self.download(server, round)
-
     def predictor(self, client: Client, served: Down, state: Own) -> Mixture:
-        """Own lower and global upper layers."""
         at = self._parts(client.model)
         return single(at.join(served.upper, self._lower(served, state)))
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse layers that the network does not have."""
         self._parts(problem.model)

@@ -38,8 +38,6 @@ class Early(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
     early: Tree  # Early, or () where only the last model is kept
 
@@ -69,7 +67,6 @@ class Local(Algorithm[tuple[()], tuple[()], tuple[()], Own]):
         return Traits(everybody=self.budget == "full", alone=True)
 
     def init(self, problem: Problem) -> tuple[tuple[()], Own]:
-        """One model per client; nothing has been validated yet."""
         K = problem.population
         own = rows(problem.start, K) if self.start == "common" else problem.fresh(torch.arange(K))
         if self.keep == "last":
@@ -77,11 +74,9 @@ class Local(Algorithm[tuple[()], tuple[()], tuple[()], Own]):
         return (), Own(own, Early(own, problem.start.new_full((K,), NO_LOSS)))
 
     def download(self, server: tuple[()], round: Round) -> tuple[()]:
-        """Nothing."""
         return ()
 
     def local(self, client: Client, received: tuple[()], state: Own) -> tuple[tuple[()], Own]:
-        """Continue training, and keep the best model so far."""
         w = client.train(state.w)
         if self.keep == "last":
             return (), Own(w, ())
@@ -91,7 +86,6 @@ class Local(Algorithm[tuple[()], tuple[()], tuple[()], Own]):
         return (), Own(w, early)
 
     def aggregate(self, server: tuple[()], uploads: tuple[()], round: Round) -> tuple[()]:
-        """Nothing."""
         return ()
 
     def serve(self, server: tuple[()], round: Round) -> tuple[()]:

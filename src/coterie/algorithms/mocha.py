@@ -56,8 +56,6 @@ class Ties(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
 
 
@@ -106,9 +104,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
     floor: Positive = 1e-7
 
     title: ClassVar[str] = "MOCHA"
-    paper: ClassVar[str] = (
-        "Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS 2017"
-    )
     bibtex: ClassVar[str] = """@inproceedings{smith2017mocha,
   title={Federated Multi-Task Learning},
   author={Smith, Virginia and Chiang, Chao-Kai and Sanjabi, Maziar and Talwalkar, Ameet},
@@ -116,7 +111,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
     private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Columns, Own]:
-        """All clients at the common start."""
         K = problem.population
         W = rows(problem.start, K)
         if self.omega == "mean":
@@ -134,7 +128,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         return max(self.floor, 2 * lr * self.lam1)
 
     def download(self, server: Columns, round: Round) -> Ties:
-        """Each client's combination of the others' models."""
         mine = server.omega[round.clients].clone()
         own = mine.gather(1, round.clients[:, None]).squeeze(1)
         self._refuse(float(own.max()), round.index, round.lr, round.parameters)
@@ -152,7 +145,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
             )
 
     def local(self, client: Client, received: Ties, state: Own) -> tuple[Tensor, Own]:
-        """Train with the penalty that ties the model to the others."""
         reach, lam1 = client.model.parameters, self.lam1
         if self.omega == "lg_code":
             lam1, reach = lam1 * lg_scale(reach), reach - reach % BLOCK
@@ -161,7 +153,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         return w, Own(w)
 
     def aggregate(self, server: Columns, uploads: Tensor, round: Round) -> Columns:
-        """Store the uploads and, where Ω is learned, update it."""
         W = server.W.index_copy(0, round.clients, uploads)
         seen = server.seen.index_fill(0, round.clients, True)
         omega = server.omega
@@ -172,7 +163,6 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         return Columns(W, omega, seen)
 
     def model(self, state: Own) -> Tensor:
-        """The client's own model."""
         return state.w
 
     def check(self, problem: Problem, rounds: int) -> None:

@@ -43,7 +43,7 @@ from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
 from ..core.tree import Tree
 from ..errors import ConfigError
-from .fedavg import Update, Weighting, average
+from .fedavg import ServerLr, Update, Weighting, average
 from .fedprox import proximal
 
 Custom = Callable[[Client, Tensor, Tensor, Batch], Tensor]  # D(client, C, G, batch)
@@ -63,8 +63,6 @@ Schedule = Callable[[int, int], Phase]  # (round t from 0, number of rounds T) -
 
 
 class Server(NamedTuple):
-    """The server."""
-
     theta: Tensor  # [P]
     fisher: Tree  # [parameters] the last participants' average; () unless ``aggregate``
     best: Tree  # [P] the model with the lowest validation loss so far; () without checkpoint
@@ -73,8 +71,6 @@ class Server(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     theta: Tensor  # [P]
     fisher: Tree  # [parameters], or () where there is none to send
 
@@ -140,12 +136,17 @@ def taught_loss(client: Client, w: Tensor, G: Tensor, mu: float, terms: Terms) -
     return total / count.clamp(min=1)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
-    """Base class of the PaFL methods: FedAvg with a schedule of client losses."""
+    """Base class of the PaFL methods: FedAvg with a schedule of client losses.
 
-    weighting: Weighting
-    server_lr: float
-    checkpoint: Checkpoint
+    Fields:
+        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
+    """
+
+    weighting: Weighting = "samples"
+    server_lr: ServerLr = 1.0
+    checkpoint: Checkpoint = "last"
 
     private = Declaration(
         lambda self, when: (Query(gradients=2 if self.bounded(*when[:2]) else 1),),
@@ -180,11 +181,9 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
 
     @property
     def traits(self) -> Traits:
-        """Validation data may choose a checkpoint."""
         return Traits(uses_validation=self._validated)
 
     def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
-        """The common start; clients keep nothing."""
         source, validated = self.options.fisher_data, self._validated
         if source == "server_aux":
             require_aux(problem, "algorithm")
@@ -221,7 +220,6 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         return Sent(rows(server.theta, count), rows(M, count) if sent else ())
 
     def local(self, client: Client, received: Sent, state: tuple[()]) -> tuple[Trained, tuple[()]]:
-        """Train with the loss of the round."""
         G, t, horizon = received.theta, client.round, client.horizon
         w = personal_training(client, G, self.phase(t, horizon), self.options, received.fisher)
         report = fisher(client, G, self.options.fisher_kind) if self._asked(t, horizon) else ()
@@ -269,9 +267,6 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
                 check_pull(problem, rounds, "pafl.mu", 1 - mu)
 
 
-PAPER = (
-    "Iacob, Gusmão, Lane: Can Fair Federated Learning Reduce the Need for Personalisation?, 2023"
-)
 BIBTEX = """@article{iacob2023pafl,
   title={Can Fair Federated Learning Reduce the Need for Personalisation?},
   author={Iacob, Alex and Gusm{\\~a}o, Pedro P. B. and Lane, Nicholas D.},
@@ -294,9 +289,6 @@ class PaFL(Personalising):
         lam: strength λ of EWC; ``auto`` is 1 / (η max M).
         fisher_kind: ``empirical``, ``true`` or ``batch_mean``.
         fisher_data: ``server_aux``, ``client_train``, ``aggregate`` or ``auto``.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
-        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
     schedule: Shipped | Schedule = "constant"
@@ -308,15 +300,10 @@ class PaFL(Personalising):
     lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
-    weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
-    checkpoint: Checkpoint = "last"
 
-    paper: ClassVar[str] = PAPER
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:
-        """The phase that the schedule gives for round t."""
         if callable(self.schedule):
             return Phase(*self.schedule(t, horizon))
         if self.schedule == "half_kd":
@@ -327,6 +314,5 @@ class PaFL(Personalising):
 
     @property
     def options(self) -> Options:
-        """The constants of all losses."""
         terms = Terms(self.tau, self.alpha, self.kd_form)
         return Options(terms, self.lam, self.fisher_kind, self.fisher_data)

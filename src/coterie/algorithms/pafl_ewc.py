@@ -27,9 +27,8 @@ from typing import ClassVar
 
 from ..adapt.ewc import Kind, Source, Step
 from ..adapt.kd import Terms
-from ..core.ranges import Auto, NotNegative, Positive
-from .fedavg import Weighting
-from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
+from ..core.ranges import Auto, NotNegative
+from .pafl import BIBTEX, Options, Personalising, Phase, halved
 
 
 @dataclass(frozen=True)
@@ -44,29 +43,20 @@ class PaFLEWC(Personalising):
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
         ewc_step: ``explicit``, as in the paper; ours are ``implicit``, stable for any λ, and
             ``auto``: explicit wherever that is stable.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
-        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
     lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "explicit"
-    weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
-    checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-EWC"
-    paper: ClassVar[str] = PAPER
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:
-        """H_EWC."""
         return halved(t, horizon, "ewc")
 
     @property
     def options(self) -> Options:
-        """The constants of the consolidation."""
         terms = Terms(1.0, 0.0, "hinton")
         return Options(terms, self.lam, self.fisher_kind, self.fisher_data, self.ewc_step)

@@ -22,8 +22,7 @@ from typing import ClassVar
 
 from ..adapt.kd import Form, Terms
 from ..core.ranges import Positive, Share
-from .fedavg import Weighting
-from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
+from .pafl import BIBTEX, Options, Personalising, Phase, halved
 
 
 @dataclass(frozen=True)
@@ -35,29 +34,20 @@ class PaFLKD(Personalising):
         alpha: the weight α; on the teacher in ``hinton`` and ``yu_code``, on the labels in
             ``paper``.
         kd_form: ``hinton``, ``paper`` (P3 Eq. 6 as printed) or ``yu_code`` (public code).
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
-        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
     tau: Positive = 6.0
     alpha: Share = 0.95
     kd_form: Form = "hinton"
-    weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
-    checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-KD"
-    paper: ClassVar[str] = PAPER
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:
-        """H_KD."""
         return halved(t, horizon, "kd")
 
     @property
     def options(self) -> Options:
-        """The constants of the distillation."""
         return Options(Terms(self.tau, self.alpha, self.kd_form))
 
 
@@ -72,5 +62,4 @@ class PaFLKDBounded(PaFLKD):
 
     @property
     def options(self) -> Options:
-        """The constants of the distillation."""
         return super().options._replace(kd_step="bounded")

@@ -35,7 +35,7 @@ from ..core.privacy import TRAIN, Declaration, Query
 from ..core.problem import Problem
 from ..core.ranges import Auto, CountOrZero, NotNegative, Positive
 from ..core.tree import Tree
-from .fedavg import Update, Weighting, average
+from .fedavg import ServerLr, Update, Weighting, average
 
 
 def hessian_product(client: Client, w: Tensor, g: Tensor, batch: Batch, delta: float) -> Tensor:
@@ -53,8 +53,6 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
         inner_lr: rate a of the personal step; ``auto`` is the rate of the round.
         delta: half-width δ of the difference in ``hf``.
         predict_steps: personal steps before predicting.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
-        server_lr: the server's step η_g.
     """
 
     form: Literal["fo", "hf"] = "fo"
@@ -62,13 +60,9 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     delta: Positive = 1e-3
     predict_steps: CountOrZero = 5
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
     title: ClassVar[str] = "Per-FedAvg"
-    paper: ClassVar[str] = (
-        "Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: "
-        "A Model-Agnostic Meta-Learning Approach, NeurIPS 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{fallah2020perfedavg,
   title={Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic
          Meta-Learning Approach},
@@ -79,11 +73,9 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     )
 
     def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        """The common start; clients keep nothing."""
         return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
         return rows(server, len(round.clients))
 
     def _rate(self, client: Client) -> Tensor | float:
@@ -99,7 +91,6 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
         return product * share.clamp(max=1.0)
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train to minimise the loss after a personal step."""
         a = self._rate(client)
         first, third = client.tuned(batches="adapt"), client.tuned(batches="hessian")
 
@@ -118,12 +109,7 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
         return Update(w, client.size), ()
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average."""
         return average(server, uploads, self.weighting, self.server_lr)
-
-    def serve(self, server: Tensor, round: Round) -> Tensor:
-        """The newest global model."""
-        return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: tuple[()]) -> Mixture:
         """The global model after ``predict_steps`` personal steps on the client's training data."""

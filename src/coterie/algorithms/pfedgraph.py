@@ -46,15 +46,11 @@ class Graph(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client receives."""
-
     u: Tensor  # [P]
     v: Tensor  # [parameters]
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     w: Tensor  # [P]
 
 
@@ -101,10 +97,6 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
     predict_with: Literal["own", "cloud"] = "own"
 
     title: ClassVar[str] = "pFedGraph"
-    paper: ClassVar[str] = (
-        "Ye, Ni, Wu, Chen, Wang: Personalized Federated Learning with Inferred Collaboration "
-        "Graphs, ICML 2023"
-    )
     bibtex: ClassVar[str] = """@inproceedings{ye2023pfedgraph,
   title={Personalized Federated Learning with Inferred Collaboration Graphs},
   author={Ye, Rui and Ni, Zhenyang and Wu, Fangzhao and Chen, Siheng and Wang, Yanfeng},
@@ -112,17 +104,14 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
     private = Declaration()
 
     def init(self, problem: Problem) -> tuple[Graph, Own]:
-        """The common start, without a direction."""
         K, start = problem.population, problem.start
         nowhere = rows(torch.zeros_like(start[: problem.model.parameters]), K)
         return Graph(rows(start, K), nowhere, start, nobody_yet(start, K)), Own(rows(start, K))
 
     def download(self, server: Graph, round: Round) -> Sent:
-        """Each client's mixture, and its collaborators' direction."""
         return Sent(server.u[round.clients], server.v[round.clients])
 
     def local(self, client: Client, received: Sent, state: Own) -> tuple[Update, Own]:
-        """Train the mixture, in the direction of the collaborators."""
         strength = -self.lam if self.sign == "paper" else self.lam
 
         def pull(w: Tensor) -> Tensor:
@@ -133,7 +122,6 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
         return Update(w, client.size), Own(w)
 
     def aggregate(self, server: Graph, uploads: Update, round: Round) -> Graph:
-        """Infer the graph, and mix."""
         x = round.trainable(uploads.w)
         A = graph(round.trainable(uploads.w - server.start), shares(uploads.size), self.alpha)
         length = torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp(min=TINY)
@@ -147,13 +135,10 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
         )
 
     def serve(self, server: Graph, round: Round) -> Tree:
-        """The newest mixtures, where they are used to predict."""
         return server.u[round.clients] if self.predict_with == "cloud" else ()
 
     def predictor(self, client: Client, served: Tree, state: Own) -> Mixture:
-        """The client's own model, or its mixture."""
         return single(served if self.predict_with == "cloud" else state.w)
 
     def collaboration(self, server: Graph, shown: Tree, round: Round) -> Tensor:
-        """The weights of each client's last mixture."""
         return last_applied(server.applied)

@@ -37,8 +37,6 @@ from .fedprox import proximal
 
 
 class Own(NamedTuple):
-    """What a client keeps."""
-
     theta: Tensor  # [P]
 
 
@@ -64,7 +62,6 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
         lr: rate η of w_i; ``auto`` follows the rate of the round.
         beta: the server's step β; 1 is the average itself.
         start: θ_i starts a round at the ``download`` or where it ended the last one (``kept``).
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
     lam: Positive = 15.0
@@ -76,9 +73,6 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
     weighting: Weighting = "samples"
 
     title: ClassVar[str] = "pFedMe"
-    paper: ClassVar[str] = (
-        "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{dinh2020pfedme,
   title={Personalized Federated Learning with {M}oreau Envelopes},
   author={Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
@@ -103,18 +97,15 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
             )
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
-        """The common start."""
         return problem.start, Own(rows(problem.start, problem.population))
 
     def _rate(self, given: float | Auto, of_round: Tensor) -> Tensor | float:
         return of_round / (1 + of_round * self.lam) if given == "auto" else given
 
     def download(self, server: Tensor, round: Round) -> Tensor:
-        """The shared model."""
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
-        """Alternate between the personal model and the shared one."""
         inner = client.tuned(lr=self._rate(self.inner_lr, client.lr))
         lr = self._rate(self.lr, client.lr)
 
@@ -144,5 +135,4 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
         return average(server, uploads, self.weighting, self.beta)
 
     def model(self, state: Own) -> Tensor:
-        """The personal model."""
         return state.theta

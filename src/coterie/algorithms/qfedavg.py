@@ -28,13 +28,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import GlobalModel, Round, rows
+from ..core.algorithm import Round
 from ..core.client import Client
 from ..core.mixing import mean_move, mix, shares
 from ..core.privacy import Declaration
-from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
-from .fedavg import Weighting
+from .fedavg import OneModel, Weighting
 
 Step = Literal["lipschitz", "normalised"]
 
@@ -87,12 +86,11 @@ def q_step(
 
 
 @dataclass(frozen=True)
-class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
+class QFedAvg(OneModel[Measured]):
     """Fair averaging by powers of the loss.
 
     Fields:
         q: exponent q of the losses, which favours large ones; 0 is FedAvg.
-        weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: factor η_g on the server's step.
         step: ``lipschitz`` is the step of the paper, which shrinks as q grows; ``normalised``
             weights sum to one, as P3 describes it.
@@ -104,41 +102,24 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
     step: Step = "lipschitz"
 
     title: ClassVar[str] = "q-FedAvg"
-    paper: ClassVar[str] = (
-        "Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{li2020qfedavg,
   title={Fair Resource Allocation in Federated Learning},
   author={Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},
   booktitle={ICLR}, year={2020}}"""
     private = Declaration(leaves="the number of samples and the training loss")
 
-    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        """The common start; clients keep nothing."""
-        return problem.start, ()
-
-    def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
-        return rows(server, len(round.clients))
-
     def local(
         self, client: Client, received: Tensor, state: tuple[()]
     ) -> tuple[Measured, tuple[()]]:
-        """Measure the received model, then train it."""
         return measured(client, received), ()
 
     def aggregate(self, server: Tensor, uploads: Measured, round: Round) -> Tensor:
-        """A step along the weighted updates."""
         p = shares(uploads.size, self.weighting)
         if self.step == "normalised":
             omega = normalised_weights(uploads.loss, p, self.q)
             return server + self.server_lr * mean_move(omega, uploads.w, server)
         w = q_step(server, uploads.w, uploads.loss, p, self.q, round.lr, round.parameters)
         return server + self.server_lr * (w - server)
-
-    def model(self, server: Tensor) -> Tensor:
-        """The global model."""
-        return server
 
 
 def measured(client: Client, received: Tensor) -> Measured:

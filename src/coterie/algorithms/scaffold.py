@@ -27,9 +27,9 @@ from ..core.batches import Batch
 from ..core.client import Client
 from ..core.privacy import Declaration
 from ..core.problem import Problem
-from ..core.ranges import Positive
 from ..core.tree import Tree
 from ..errors import ConfigError
+from .fedavg import ServerLr
 
 Control = Literal["mean_gradient", "displacement", "full_gradient"]
 
@@ -49,8 +49,6 @@ class Change(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a client keeps."""
-
     c: Tensor  # [P]
     y: Tensor  # [P]
 
@@ -87,19 +85,14 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     Fields:
         control: how a client's control variate is updated: ``mean_gradient``, ``displacement``
             (Option II as printed) or ``full_gradient`` (Option I).
-        server_lr: the server's step η_g.
         predict_with: ``global`` (x) or ``local`` (the client's y_i).
     """
 
     control: Control = "mean_gradient"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
     predict_with: Literal["global", "local"] = "global"
 
     title: ClassVar[str] = "SCAFFOLD"
-    paper: ClassVar[str] = (
-        "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging "
-        "for Federated Learning, ICML 2020"
-    )
     bibtex: ClassVar[str] = """@inproceedings{karimireddy2020scaffold,
   title={{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
   author={Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and
@@ -115,7 +108,6 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     )
 
     def init(self, problem: Problem) -> tuple[Shared, Kept]:
-        """The common start and zero controls."""
         if self.control == "displacement" and problem.recipe.optimizer != "sgd":
             raise ConfigError(
                 f"scaffold: control = 'displacement' reads gradients off sgd's steps, and the "
@@ -126,12 +118,10 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
         return Shared(problem.start, zero), kept
 
     def download(self, server: Shared, round: Round) -> Shared:
-        """The model and the server's control."""
         count = len(round.clients)
         return Shared(rows(server.x, count), rows(server.c, count))
 
     def local(self, client: Client, received: Shared, state: Kept) -> tuple[Change, Kept]:
-        """Corrected local training and a new control."""
         x, c = received
         y, mean_gradient = controlled_steps(client, x, c - state.c)
         if self.control == "mean_gradient":
@@ -149,17 +139,13 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
         return Shared(x, server.c + uploads.dc.sum(0) / round.population)
 
     def serve(self, server: Shared, round: Round) -> Tree:
-        """The newest global model, where it is used to predict."""
         return rows(server.x, len(round.clients)) if self.predict_with == "global" else ()
 
     def predictor(self, client: Client, served: Tree, state: Kept) -> Mixture:
-        """x, or the client's own y_i."""
         return single(served if self.predict_with == "global" else state.y)
 
     def global_model(self, server: Shared) -> Tensor | None:
-        """x."""
         return server.x
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a control that the optimiser does not allow."""
         self.init(problem)

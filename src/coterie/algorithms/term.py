@@ -23,13 +23,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..core.algorithm import GlobalModel, Round, rows
+from ..core.algorithm import Round
 from ..core.client import Client
 from ..core.mixing import mix, shares
 from ..core.privacy import Declaration
-from ..core.problem import Problem
-from ..core.ranges import Number, Positive
-from .fedavg import Weighting
+from ..core.ranges import Number
+from .fedavg import OneModel, ServerLr, Weighting
 from .qfedavg import Measured, measured
 
 
@@ -49,48 +48,29 @@ def tilted_shares(losses: Tensor, shares: Tensor, t: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TERM(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
+class TERM(OneModel[Measured]):
     """Tilted empirical risk minimisation.
 
     Fields:
         t: the tilt; positive favours clients with large losses, negative those with small ones;
             0 is FedAvg.
-        weighting: ``samples`` or ``uniform``: the plain shares that are tilted.
-        server_lr: the server's step η_g.
     """
 
     t: Number = 0.1
     weighting: Weighting = "samples"
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
 
-    paper: ClassVar[str] = (
-        "Li, Beirami, Sanjabi, Smith: Tilted Empirical Risk Minimization, ICLR 2021"
-    )
     bibtex: ClassVar[str] = """@inproceedings{li2021term,
   title={Tilted Empirical Risk Minimization},
   author={Li, Tian and Beirami, Ahmad and Sanjabi, Maziar and Smith, Virginia},
   booktitle={ICLR}, year={2021}}"""
     private = Declaration(leaves="the number of samples and the training loss")
 
-    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        """The common start; clients keep nothing."""
-        return problem.start, ()
-
-    def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
-        return rows(server, len(round.clients))
-
     def local(
         self, client: Client, received: Tensor, state: tuple[()]
     ) -> tuple[Measured, tuple[()]]:
-        """Measure the received model, then train it."""
         return measured(client, received), ()
 
     def aggregate(self, server: Tensor, uploads: Measured, round: Round) -> Tensor:
-        """A tilted average."""
         omega = tilted_shares(uploads.loss, shares(uploads.size, self.weighting), self.t)
         return server + self.server_lr * mix(omega, uploads.w - server)
-
-    def model(self, server: Tensor) -> Tensor:
-        """The global model."""
-        return server

@@ -39,7 +39,7 @@ from ..core.client import Client
 from ..core.mixing import mix
 from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
-from ..core.ranges import Interval, Number, Positive
+from ..core.ranges import Interval, Number
 from ..core.tree import Bank, Tree
 from ..errors import ConfigError
 from .erosion import (
@@ -53,6 +53,7 @@ from .erosion import (
     place_of,
     requesting,
 )
+from .fedavg import ServerLr
 from .scaffold import Shared, controlled_steps
 
 
@@ -76,8 +77,6 @@ class Work(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What an agent keeps."""
-
     c: Tensor  # [R, P] the agent's control for every requester
 
 
@@ -129,20 +128,15 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         slope: ΔΩ, how abruptly the weights move from all agents to the requester.
         offset: rounds by which the schedule is ahead (or, negative, behind).
         distance: vectors compared: the agents' ``update`` Δy_i or their mean ``gradient`` c_i⁺.
-        server_lr: the server's step η_g.
     """
 
     requesters: Requesters = "all"
     slope: Annotated[float, Interval(ge=0, le=100)] = 3.2
     offset: Number = 0.0
-    server_lr: Positive = 1.0
+    server_lr: ServerLr = 1.0
     distance: Literal["update", "gradient"] = "update"
 
     title: ClassVar[str] = "WAFFLE"
-    paper: ClassVar[str] = (
-        "Beaussart, Grimberg, Hartley, Jaggi: WAFFLE: Weighted Averaging for Personalized "
-        "Federated Learning, 2021"
-    )
     bibtex: ClassVar[str] = """@article{beaussart2021waffle,
   title={{WAFFLE}: Weighted Averaging for Personalized Federated Learning},
   author={Beaussart, Martin and Grimberg, Felix and Hartley, Mary-Anne and Jaggi, Martin},
@@ -154,12 +148,10 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
 
     @property
     def traits(self) -> Traits:
-        """All agents take part in every round and train several models."""
         return Traits(everybody=True, several_models=True)
 
     def optimizers(self, problem: Problem) -> int:
-        """One of every requester's model."""
-        return len(requesting(self.requesters, problem.population))
+        return len(requesting(self.requesters, problem.population))  # of every requester's model
 
     def init(self, problem: Problem) -> tuple[Copies, Kept]:
         """The common start, zero controls and uniform weights for every requester."""
@@ -177,13 +169,10 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return Copies(x, zero, uniform, uniform, uniform, controls), kept
 
     def download(self, server: Copies, round: Round) -> Shared:
-        """Every requester's model and control."""
         count = len(round.clients)
         return Shared(rows(server.x, count), rows(server.c, count))
 
     def local(self, client: Client, received: Shared, state: Kept) -> tuple[Work, Kept]:
-        """SCAFFOLD's client step for every requester."""
-
         def one(x: Tensor, c: Tensor, own: Tensor) -> Work:
             y, control = controlled_steps(client, x, c - own)
             dy, dc = y - x, control - own
@@ -194,7 +183,6 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return work, Kept(state.c + work.dc)
 
     def aggregate(self, server: Copies, uploads: Work, round: Round) -> Copies:
-        """Weigh and average the uploads, for each requester separately."""
         controls = server.controls.index_add(0, round.clients, uploads.dc)
         asked = enumerate(requesting(self.requesters, round.population))
         copies = [self._renewed(server, k, me, uploads, controls, round) for k, me in asked]
@@ -243,15 +231,12 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return lengths(vectors).isfinite()
 
     def serve(self, server: Copies, round: Round) -> Bank:
-        """Every requester's model, sent to that requester."""
         return offer(server.x, requesting(self.requesters, round.population), round.clients)
 
     def predictor(self, client: Client, served: Bank, state: Kept) -> Mixture:
-        """The requester's model."""
         return accept(served)
 
     def collaboration(self, server: Copies, shown: Tree, round: Round) -> Tensor:
-        """The requesters' smoothed weights."""
         return full_rows(server.weights, requesting(self.requesters, round.population))
 
     def check(self, problem: Problem, rounds: int) -> None:

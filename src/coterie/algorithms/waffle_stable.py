@@ -37,7 +37,6 @@ class WaffleStable(Waffle):
 
     Fields, beside those of WAFFLE:
         distance: vectors compared: the agents' mean ``gradient`` c_i⁺ or their ``update`` Δy_i.
-        server_lr: the server's step η_g.
         screen: leave out agents whose update is longer than this many times the median; 0 leaves
             out none, 3 is safe.
     """

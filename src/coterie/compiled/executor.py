@@ -98,7 +98,6 @@ class Executor:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """Every form so far."""
         return tuple(self._seen.values())
 
     def _forget(self) -> None:
@@ -241,11 +240,9 @@ class _Replay:
         self._trace.compile(alone)
 
     def uncompile(self) -> None:
-        """Let torch replay the loops again."""
         self._trace.uncompile()
 
     def capture(self, inputs: tuple[Tree, ...]) -> None:
-        """Capture the trace as one CUDA graph."""
         try:
             self._graph = _CudaGraph(self._trace, tensors(inputs))
         except RuntimeError as error:  # an operation that waits for the host
@@ -267,7 +264,6 @@ class _CudaGraph:
             self._outputs = trace(self._inputs)
 
     def replay(self, inputs: list[Tensor]) -> list[Tensor]:
-        """The outputs for new inputs of the same shapes."""
         for mine, given in zip(self._inputs, inputs, strict=True):
             mine.copy_(given)
         self._graph.replay()

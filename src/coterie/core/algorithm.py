@@ -183,8 +183,8 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     """The base class of all methods. The module's docstring shows how its functions are called."""
 
     title: ClassVar[str] = ""  # the paper's spelling of the name, where the class name differs
-    paper: ClassVar[str] = ""
     bibtex: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # what the entry in BibTeX does not say
     private: ClassVar[Declaration | None] = None  # what [privacy] must know; None: it is refused
 
     @property
@@ -227,9 +227,9 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
         """The server after the round; ``round.clients`` are the clients that replied."""
 
-    @abstractmethod
     def serve(self, server: Server, round: Round) -> Tree:
-        """What the clients receive for prediction only, one row per client."""
+        """What the clients receive to predict, one row per client; by default as in a round."""
+        return self.download(server, round)
 
     @abstractmethod
     def predictor(self, client: Client, served: Tree, state: State) -> Mixture:

@@ -95,7 +95,6 @@ class Batches:
 
     @property
     def size(self) -> Tensor:
-        """The number of training samples."""
         return self.view.train.size
 
     @property

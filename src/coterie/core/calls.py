@@ -53,13 +53,11 @@ class Clock:
 
     @property
     def index(self) -> int:
-        """The number of the round, from 0."""
         self.asked = True
         return self._index
 
     @property
     def horizon(self) -> int:
-        """Rounds of the whole run."""
         self.asked = True
         return self._horizon
 

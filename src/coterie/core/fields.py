@@ -2,7 +2,8 @@
 
 Methods, adaptations and partitions are dataclasses; networks and dataset loaders are functions
 with keyword-only options. Both are read here as lists of fields. The meaning of a field is a line
-``name: meaning`` of the docstring or, in a dataclass, the comment behind the field.
+``name: meaning`` of the docstring or, in a dataclass, the comment behind the field; else its type's
+:class:`~coterie.core.ranges.Meaning`.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, did_you_mean
-from .ranges import fitted, fitted_json, in_words
+from .ranges import Meaning, fitted, fitted_json, in_words
 
 AUTO = "auto"
 REQUIRED = inspect.Parameter.empty
@@ -63,9 +64,15 @@ def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
             if name not in ("shape", "classes") and not open_ended:
                 defaults[name] = parameter.default
     return tuple(
-        Field(name, hints.get(name, Any), default, told.get(name, "").replace("``", ""))
+        Field(name, kind, default, (told.get(name) or _of_type(kind)).replace("``", ""))
         for name, default in defaults.items()
+        for kind in (hints.get(name, Any),)
     )
+
+
+def _of_type(kind: Any) -> str:
+    limits = getattr(kind, "__metadata__", ())
+    return next((one.text for one in limits if isinstance(one, Meaning)), "")
 
 
 def checked(

@@ -32,7 +32,6 @@ class Slot(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The position after the slot's last entry."""
         return self.start + self.shape.numel()
 
 
@@ -151,7 +150,6 @@ class FlatModel:
             _ADDED.reset(before[1])
 
     def layer(self, name: str) -> nn.Module:
-        """A layer by its name."""
         return self.module.get_submodule(name)
 
     def owners(self) -> list[str]:

@@ -57,7 +57,6 @@ class Code:
 
     @property
     def places(self) -> list[str]:
-        """The folders that are searched."""
         installed = []
         if self.installed:
             user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []

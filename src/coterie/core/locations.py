@@ -21,7 +21,6 @@ _TORCH = Path(torch.__file__).parent
 
 
 def unwrapped(algorithm: Any) -> Any:
-    """The method inside its wrappers."""
     while isinstance(algorithm, Wrapper):
         algorithm = algorithm.algorithm
     return algorithm
@@ -129,7 +128,6 @@ def kind(value: Any) -> str:
 
 
 def _check_arrays(algorithm: AnyAlgorithm, name: str, what: str, made: Tree) -> None:
-    """Refuse leaves that are no arrays."""
     for path, leaf in flatten(made):
         if not isinstance(leaf, ARRAYS):
             raise _wrong(

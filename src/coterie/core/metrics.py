@@ -280,7 +280,6 @@ def sample_losses(metric: str, outputs: Array, targets: Array) -> Floats:
 
 
 def log_losses(probabilities: Array, targets: Array) -> Floats:
-    """The log loss of each sample ``[n]``."""
     return sample_losses("log_loss", probabilities, targets)
 
 
@@ -390,7 +389,6 @@ def automatic(prevalence: float | None) -> str:
 
 
 def metric_named(name: str) -> Metric:
-    """The row of a metric."""
     if name not in METRICS:
         raise ConfigError(f"there is no metric '{name}'; {did_you_mean(name, METRICS)}")
     return METRICS[name]
@@ -402,7 +400,6 @@ def metrics_for(targets: Literal["classes", "numbers"]) -> tuple[str, ...]:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether a larger score is a better one."""
     return metric_named(metric).higher_is_better
 
 

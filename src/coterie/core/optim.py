@@ -139,7 +139,6 @@ class Recipe:
     optimizer_state: Literal["round", "kept"] = "round"
 
     def rate(self, round_index: int) -> float:
-        """The learning rate of a round."""
         return max(self.floor, self.lr * self.decay**round_index)
 
     @property
@@ -148,7 +147,6 @@ class Recipe:
         return self.optimizer_state == "kept" and (self.optimizer != "sgd" or self.momentum > 0)
 
     def passing(self, epochs: int) -> "Recipe":
-        """The recipe with so many passes over the data."""
         return replace(self, epochs=epochs, steps=None)
 
     def halved(self, least: int = 1) -> "Recipe":
@@ -158,7 +156,6 @@ class Recipe:
         return replace(self, epochs=2 * self.epochs)
 
     def rule(self) -> Optimizer:
-        """The optimiser as pure functions."""
         if self.optimizer == "sgd":
             return sgd(self.momentum, self.weight_decay)
         return adam(weight_decay=self.weight_decay)

@@ -368,7 +368,6 @@ def _hits(answers: Answers) -> Counts:
 
 
 def _unit_sums(units: Array, values: Floats) -> Floats:
-    """The sum of the values of each unit."""
     _, place = np.unique(units, return_inverse=True)
     sums: Floats = np.bincount(place, values).astype(np.float64)
     return sums
@@ -399,7 +398,6 @@ class SiteGain(NamedTuple):
     together: Gain | None  # over all trainings
 
     def to_json(self) -> dict[str, Any]:
-        """The gain as values of JSON."""
         return {"each": [_to_json(one) for one in self.each], "together": _to_json(self.together)}
 
     @classmethod

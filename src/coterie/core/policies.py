@@ -43,36 +43,28 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
         """Check nothing: the wrapped method was checked when it was made."""
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """As the method."""
         self.algorithm.check(problem, rounds)
 
     @property
     def traits(self) -> Traits:
-        """As the method."""
         return self.algorithm.traits
 
     def optimizers(self, problem: Problem) -> int:
-        """As the method."""
         return self.algorithm.optimizers(problem)
 
     def trace_key(self, index: int, horizon: int) -> Hashable | None:
-        """As the method."""
         return self.algorithm.trace_key(index, horizon)
 
     def server_of(self, server: Server) -> Any:
-        """The method's part of the server."""
         return server
 
     def state_of(self, state: State) -> Any:
-        """The method's part of a client's state."""
         return state
 
     def init(self, problem: Problem) -> tuple[Any, Any]:
-        """As the method."""
         return self.algorithm.init(problem)
 
     def download(self, server: Server, round: Round) -> Any:
-        """As the method."""
         return self.algorithm.download(self.server_of(server), round)
 
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Any:
@@ -80,27 +72,21 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
         return self.algorithm.aggregate(server, uploads, round)
 
     def serve(self, server: Server, round: Round) -> Tree:
-        """As the method."""
         return self.algorithm.serve(self.server_of(server), round)
 
     def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
-        """As the method."""
         return self.algorithm.predictor(client, served, self.state_of(state))
 
     def global_model(self, server: Server) -> Tensor | None:
-        """As the method."""
         return self.algorithm.global_model(self.server_of(server))
 
     def shown(self, state: State) -> Tree:
-        """As the method."""
         return self.algorithm.shown(self.state_of(state))
 
     def collaboration(self, server: Server, shown: Tree, round: Round) -> Tensor | None:
-        """As the method."""
         return self.algorithm.collaboration(self.server_of(server), shown, round)
 
     def observed(self, server: Server) -> dict[str, Any]:
-        """As the method."""
         return self.algorithm.observed(self.server_of(server))
 
 
@@ -147,26 +133,21 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
     policy: Policy
 
     def server_of(self, server: Beside) -> Tree:
-        """The method's part of the server."""
         return server.method
 
     def state_of(self, state: Beside) -> Tree:
-        """The method's part of a client's state."""
         return state.method
 
     def init(self, problem: Problem) -> tuple[Beside, Beside]:
-        """As the method; all statistics start as those of the initial network."""
         server, states = self.algorithm.init(problem)
         if self.policy == "server":
             return Beside(server, problem.statistics), Beside(states, ())
         return Beside(server, ()), Beside(states, rows(problem.statistics, problem.population))
 
     def download(self, server: Beside, round: Round) -> Beside:
-        """As the method, and the server's statistics."""
         return Beside(self.algorithm.download(server.method, round), self._sent(server, round))
 
     def local(self, client: Client, received: Beside, state: Beside) -> tuple[Beside, Beside]:
-        """As the method; its training updates the statistics."""
         mine = self._held(received, state)
         upload, kept = self.algorithm.local(client.holding(mine), received.method, state.method)
         if self.policy == "server":
@@ -174,14 +155,12 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         return Beside(upload, ()), Beside(kept, mine.buffers)
 
     def aggregate(self, server: Beside, uploads: Beside, round: Round) -> Beside:
-        """As the method; statistics are averaged by sample counts."""
         buffers: Tree = ()
         if self.policy == "server":
             buffers = mix(shares(uploads.buffers.size), uploads.buffers.buffers)
         return Beside(self.algorithm.aggregate(server.method, uploads.method, round), buffers)
 
     def serve(self, server: Beside, round: Round) -> Beside:
-        """As the method, and the server's newest statistics."""
         return Beside(self.algorithm.serve(server.method, round), self._sent(server, round))
 
     def predictor(self, client: Client, served: Beside, state: Beside) -> Mixture:
@@ -257,18 +236,15 @@ class KeptOptimizers(Wrapper[Any, Any, Any, Continued]):
     """
 
     def state_of(self, state: Continued) -> Tree:
-        """The method's part of a client's state."""
         return state.method
 
     def init(self, problem: Problem) -> tuple[Any, Continued]:
-        """As the method; all optimisers are before their first step."""
         server, states = self.algorithm.init(problem)
         first = problem.recipe.rule().init(problem.start[: problem.model.parameters])
         own = stack([first] * self.optimizers(problem))
         return server, Continued(states, map_leaves(lambda x: rows(x, problem.population), own))
 
     def local(self, client: Client, received: Any, state: Continued) -> tuple[Any, Continued]:
-        """As the method; its training goes on with the optimiser states of the last round."""
         mine = OptimizerStates(state.optimizers)
         upload, kept = self.algorithm.local(client.continuing(mine), received, state.method)
         return upload, Continued(kept, mine.after())
@@ -292,7 +268,6 @@ class Private(Wrapper[Any, Any, Any, Any]):
     """
 
     def local(self, client: Client, received: Any, state: Any) -> tuple[Any, Any]:
-        """As the method, with private gradients."""
         return self.algorithm.local(client.private(received, state), received, state)
 
 
@@ -310,7 +285,6 @@ def declared(algorithm: AnyAlgorithm) -> tuple[AnyAlgorithm, Declaration]:
 
 
 def is_private(algorithm: AnyAlgorithm) -> bool:
-    """Whether the method's gradients are private."""
     while isinstance(algorithm, Wrapper) and not isinstance(algorithm, Private):
         algorithm = algorithm.algorithm
     return isinstance(algorithm, Private)

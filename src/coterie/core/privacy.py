@@ -102,11 +102,9 @@ class Declaration:
     refused: str | Callable[[Any], str] = ""
 
     def of(self, method: Any, when: When) -> Queries:
-        """The gradients of this round."""
         return self.queries(method, when) if callable(self.queries) else self.queries
 
     def refusal(self, method: Any) -> str:
-        """Why the method, as it is configured, cannot be made private."""
         return self.refused(method) if callable(self.refused) else self.refused
 
 

@@ -35,6 +35,13 @@ Auto = Literal["auto"]
 
 
 @dataclasses.dataclass(frozen=True)
+class Meaning:
+    """What fields of this type mean, where their class does not say."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
 class OneOf:
     """The range of a string that must be one of these names: ``Annotated[str, OneOf(NAMES)]``.
 
@@ -59,7 +66,6 @@ class OneOf:
         )
 
     def words(self, between: str = " or ") -> str:
-        """The names as words."""
         return between.join([*map(repr, self.names), *(["package.module:Class"] * self.own)])
 
 

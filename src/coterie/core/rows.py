@@ -34,7 +34,6 @@ class RowTable:
 
     @property
     def device(self) -> torch.device:
-        """The device of the rows."""
         return self.base.device
 
     @property
@@ -44,7 +43,6 @@ class RowTable:
         return torch.tensor(sorted(self.changed) if one_row else range(len(self))).long()
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """A copy of some rows."""
         index = index.cpu() if isinstance(index, Tensor) else index
         ids = torch.arange(len(self))[index].tolist()
         if not self.changed or not ids:
@@ -52,7 +50,6 @@ class RowTable:
         return torch.stack([self.changed.get(i, self.base[i]) for i in ids])
 
     def dense(self) -> Tensor:
-        """All rows as one tensor."""
         return self[:] if self.changed else self.base
 
     def updated(self, at: Tensor, values: Tensor) -> "RowTable":
@@ -94,18 +91,15 @@ class StateRows:
 
     @property
     def device(self) -> torch.device:
-        """The device of the rows."""
         return self._held.device
 
     @property
     def written(self) -> Tensor:
-        """The clients whose rows have been written."""
         if self._written is None:
             return torch.arange(len(self))
         return self._written.nonzero().flatten()
 
     def __getitem__(self, ids: Tensor) -> Tensor:
-        """A copy of the rows of some clients."""
         if self._written is None:
             return self._held[ids]
         own = self._written[ids.cpu()].to(ids.device)
@@ -114,7 +108,6 @@ class StateRows:
         return rows
 
     def write(self, ids: Tensor, rows: Tensor) -> None:
-        """Replace the rows of some clients."""
         self._held.index_copy_(0, ids.to(self.device), rows.to(self.device))
         if self._written is not None:
             self._written[ids.cpu()] = True
@@ -134,5 +127,4 @@ def updated(rows: Rows, at: Tensor, values: Tensor) -> RowTable:
 
 
 def dense(rows: Tensor | RowTable | StateRows) -> Tensor:
-    """Rows as one tensor."""
     return rows if isinstance(rows, Tensor) else rows.dense()

@@ -33,7 +33,6 @@ class Ragged:
         self._flat = torch.cat([*parts, empty]).to(device)
 
     def of(self, client: int) -> Tensor:
-        """The list of one client."""
         first = int(self._offset[client])
         return self._flat[first : first + self.sizes[client]]
 
@@ -85,7 +84,6 @@ class Shards:
 
     @property
     def device(self) -> torch.device:
-        """The device of the data."""
         return self.x.device
 
     def inputs(self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:

@@ -126,12 +126,10 @@ def dims(tree: Tree) -> Tree:
 
 
 def take(tree: Tree, rows: Tensor) -> Tree:
-    """The rows of some clients."""
     return walk(lambda leaf: leaf[rows.to(leaf.device)], tree)
 
 
 def row(tree: Tree, i: int) -> Tree:
-    """One client's part."""
     return map_leaves(lambda leaf: leaf[i], tree)
 
 
@@ -151,7 +149,6 @@ def where(condition: Tensor, new: Tree, old: Tree) -> Tree:
 
 
 def move(tree: Tree, device: torch.device) -> Tree:
-    """The tree on a device."""
     return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), tree)
 
 

@@ -151,7 +151,6 @@ class Candidate:
 
     @property
     def step(self) -> float:
-        """The seconds of one local step of one client."""
         return self.seconds / PROBE_STEPS
 
     @property
@@ -359,7 +358,6 @@ _CHOSEN = ("name", "chunk", "threads", "trace", "compiled")  # the settings that
 
 
 def cache_file() -> Path:
-    """The cache file with all choices."""
     return folder() / "engines.json"
 
 

@@ -95,13 +95,7 @@ class Engine(Protocol):
         """What every client's state shows of its collaboration, one row per client."""
 
     def evaluate(
-        self,
-        algorithm: AnyAlgorithm,
-        served: Tree,
-        round: Round,
-        metric: str,
-        *,
-        keep: bool = False,
+        self, algorithm: AnyAlgorithm, served: Tree, round: Round, metric: str, keep: bool = False
     ) -> Predicted:
         """Evaluate the predictors of the round's clients.
 

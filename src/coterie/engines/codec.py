@@ -61,7 +61,6 @@ def _modules(owner: Checked) -> Iterator[str]:
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message as bytes."""
     tensors: list[Tensor] = []
     structure = _structure(message.body, tensors)
     head = json.dumps({"head": dict(message.head), "body": structure}, allow_nan=False).encode()
@@ -122,7 +121,6 @@ def read_head(data: bytes) -> Mapping[str, Any]:
 
 
 def digest(data: bytes) -> str:
-    """The sha256 of some bytes."""
     return hashlib.sha256(data).hexdigest()
 
 

@@ -167,7 +167,6 @@ def hits(predicted: Tensor, y: Tensor) -> Tensor:
 
 
 def _losses(predicted: Tensor, y: Tensor, regression: bool) -> Tensor:
-    """The loss of every sample ``[m, n]``."""
     if regression:
         return 0.5 * (predicted.double() - y) ** 2
     chosen = predicted.gather(-1, y[..., None]).squeeze(-1).double()

@@ -28,9 +28,7 @@ T = TypeVar("T")
 
 
 def together(
-    replies: Sequence[Reply],
-    round: Round,
-    stacked: Callable[[Sequence[Reply]], tuple[Tree, Tree]],
+    replies: Sequence[Reply], round: Round, stacked: Callable[[Sequence[Reply]], tuple[Tree, Tree]]
 ) -> Computed:
     """Stack separate replies into rows; replies without the most common layout are rejected."""
     admitted, rejected = admit(replies, round)
@@ -51,19 +49,16 @@ class LoopBackend:
 
     @property
     def choice(self) -> dict[str, Any]:
-        """The resolved settings."""
         return {"engine": "loop", "threads": self.threads or torch.get_num_threads()}
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
-        """Uploads and new states of the round's clients, one row per client."""
         return stacked(list(self.replies(algorithm, received, states, round)))
 
     def compute(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> Computed:
-        """Uploads and new states of the clients whose replies have the most common layout."""
         replies = list(self.replies(algorithm, received, states, round))
         return together(replies, round, stacked)
 
@@ -85,7 +80,6 @@ class LoopBackend:
         *,
         keep: bool = True,
     ) -> Predicted:
-        """The scores of the predictors, and the predictors on the CPU."""
         table, mixtures = [], []
         said: dict[int, Answers] = {}
         for client, message, state in self._clients(served, states, round):

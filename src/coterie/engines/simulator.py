@@ -31,31 +31,26 @@ class Simulator:
 
     @property
     def choice(self) -> dict[str, Any]:
-        """The resolved settings: enough to reproduce the same numbers."""
         return self.backend.choice
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms of all calls so far."""
         return self.backend.forms
 
     def begin(
         self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
     ) -> Enrolment:
-        """Start or continue a run."""
         first = algorithm.init(problem)[1] if states is None else states
         self._store = StateStore(first, in_memory(self.backend.problem.device))
         return Enrolment(problem.clients, problem.counts)
 
     def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
-        """Compute the clients' local work; their new states take effect in :meth:`commit`."""
         states = self._states.rows(round.clients)
         found = self.backend.compute(algorithm, received, states, round)
         self._answered = found
         return Replies(found.uploads, found.clients, found.rejected)
 
     def commit(self, accepted: Tensor) -> None:
-        """Put the new states of the accepted clients into the store."""
         found, self._answered = self._answered, None
         if found is None or not len(accepted):
             return
@@ -65,17 +60,10 @@ class Simulator:
         self._states.put(accepted, new)
 
     def shown(self, algorithm: AnyAlgorithm) -> Tree:
-        """What every client's state shows of its collaboration."""
         return algorithm.shown(self._states.view())
 
     def evaluate(
-        self,
-        algorithm: AnyAlgorithm,
-        served: Tree,
-        round: Round,
-        metric: str,
-        *,
-        keep: bool = False,
+        self, algorithm: AnyAlgorithm, served: Tree, round: Round, metric: str, keep: bool = False
     ) -> Predicted:
         """Evaluate the predictors of the round's clients, at least a hundred clients at a time."""
         parts, collected = [], _Predictors(in_memory(CPU), keep)
@@ -92,11 +80,9 @@ class Simulator:
         return joined(parts, collected.mixture)
 
     def snapshot(self) -> Tree:
-        """The clients' states."""
         return self._states.states
 
     def close(self) -> None:
-        """Release the states."""
         self._store = self._answered = None
 
     @property
@@ -134,7 +120,6 @@ class _Predictors:
         self._whole: Mixture | None = None
 
     def add(self, mixture: Mixture, round: Round) -> None:
-        """Add the predictors of a round's clients."""
         if len(round.clients) == round.population:
             self._whole = mixture
             return
@@ -172,7 +157,6 @@ class StateStore:
         self.states: Tree = tree.walk(lambda rows: StateRows(rows, allocate), states)
 
     def rows(self, clients: Tensor) -> Tree:
-        """A copy of the states of some clients."""
         return tree.take(self.states, clients)
 
     def all_rows(self) -> Tree:
@@ -180,7 +164,6 @@ class StateStore:
         return tree.map_leaves(lambda leaf: leaf, self.states)
 
     def put(self, clients: Tensor, rows: Tree) -> None:
-        """Replace the states of some clients."""
         tree.walk(lambda held, new: held.write(clients, new), self.states, rows)
 
     def view(self) -> Any:

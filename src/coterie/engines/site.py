@@ -114,7 +114,6 @@ class Site:
 
     @property
     def states(self) -> StateFiles:
-        """The client's last states."""
         return StateFiles(self.folder / STATES, durable=self.durable, kept=self.kept)
 
     def start(self) -> str:

@@ -130,7 +130,6 @@ class VmapBackend:
 
     @property
     def choice(self) -> dict[str, Any]:
-        """The resolved settings."""
         return {
             "engine": "vmap",
             "chunk": self.chunk,
@@ -142,7 +141,6 @@ class VmapBackend:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms of all calls so far, with the way each was executed."""
         return self._executor.forms
 
     def chunks(self, ids: list[int]) -> list[Chunk]:
@@ -166,7 +164,6 @@ class VmapBackend:
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
-        """Uploads and new states of the round's clients, one row per client."""
         key = algorithm.trace_key(round.index, round.horizon)
         stage = _Stage(
             algorithm.local, key, lambda made, _: made, in_place=self.problem.device.type == "cpu"

@@ -46,13 +46,11 @@ class WireEngine:
 
     @property
     def choice(self) -> dict[str, Any]:
-        """The resolved settings."""
         return self._remote.choice
 
     def begin(
         self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
     ) -> Enrolment:
-        """Make every client's site and store its state there."""
         self._types, self._sites.named = vocabulary(algorithm), {}
         first = algorithm.init(problem)[1] if states is None else states
         hashes, shown, elsewhere = [], [], copy.copy(problem)  # as it travels, without its factory
@@ -68,13 +66,7 @@ class WireEngine:
         return self._remote.begin(problem, algorithm, held_states(hashes, tree.stack(shown)))
 
     def evaluate(
-        self,
-        algorithm: AnyAlgorithm,
-        served: Tree,
-        round: Round,
-        metric: str,
-        *,
-        keep: bool = False,
+        self, algorithm: AnyAlgorithm, served: Tree, round: Round, metric: str, keep: bool = False
     ) -> Predicted:
         """As in a federation; the answers that the sites keep are read from their files."""
         found = self._remote.evaluate(algorithm, served, round, metric, keep=keep)
@@ -85,7 +77,6 @@ class WireEngine:
         return found._replace(outcomes=outcomes_of(told))
 
     def snapshot(self) -> Tree:
-        """The clients' states, read from their files."""
         rows = []
         for site, sha in zip(self._sites.named.values(), self._remote.hashes, strict=True):
             data = site.states.read(sha)
@@ -95,7 +86,6 @@ class WireEngine:
         return tree.stack(rows)
 
     def close(self) -> None:
-        """Remove the clients' files."""
         shutil.rmtree(self.home, ignore_errors=True)
 
 
@@ -106,11 +96,9 @@ class _Sites:
         self.named: dict[str, Site] = {}
 
     def ask(self, requests: Mapping[str, bytes], round: int) -> dict[str, bytes | str]:
-        """Each client's answer."""
         return {name: self.named[name].answer(data) for name, data in requests.items()}
 
     def sites(self) -> dict[str, SiteState]:
-        """The clients, all of them online."""
         return {name: SiteState(True, 0.0) for name in self.named}
 
     def close(self) -> None:

@@ -138,7 +138,6 @@ class LowRank(nn.Linear):
     scale: float
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output plus the adapter's."""
         return super().forward(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
 
 

@@ -33,7 +33,6 @@ Width = Annotated[int, Interval(ge=1, le=100_000)]
 
 
 def convolution(inputs: int, outputs: int, kernel: int, pad: int) -> list[nn.Module]:
-    """A convolution and a ReLU."""
     return [nn.Conv2d(inputs, outputs, kernel, padding=pad), nn.ReLU()]
 
 
@@ -52,7 +51,6 @@ def with_dense(
 
 
 def chain(**layers: nn.Module) -> nn.Module:
-    """A sequence of named layers."""
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -175,7 +173,6 @@ class Residual(nn.Module):
             self.shortcut = nn.Sequential(project, norm_layer(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both branches, then ReLU."""
         out = self.norm2(self.second(torch.relu(self.norm1(self.first(x)))))
         return torch.relu(out + self.shortcut(x))
 

@@ -159,11 +159,7 @@ def accounted(problem: Problem, algorithm: AnyAlgorithm) -> dict[str, Any] | Non
     if problem.privacy.noise:
         _opacus()  # before training
     leaves = declared(algorithm)[1].leaves
-    return {
-        "noise": problem.privacy.noise,
-        "samples": list(problem.counts.train),
-        "leaves": leaves,
-    }
+    return {"noise": problem.privacy.noise, "samples": list(problem.counts.train), "leaves": leaves}
 
 
 def told(

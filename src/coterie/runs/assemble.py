@@ -54,7 +54,6 @@ class Assembly(Setting):
         return {**self.__dict__, "_made": {}}
 
     def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
-        """The problem and the shards of one run."""
         on = self.simulated(algorithm, asked)
         return Prepared(on.problem, Roster.of(on.federation), on.shards)
 
@@ -89,15 +88,12 @@ class Assembly(Setting):
         return on._replace(problem=solved(problem, algorithm, asked.run.rounds))
 
     def identity(self, seed: int) -> Identity:
-        """Hashes of the clients' data and of how it is divided."""
         return self.federations[seed]
 
     def manifest(self, seed: int) -> dict[str, Any]:
-        """The full description of the partition."""
         return manifest(self.federations[seed])
 
     def preprocessing(self, seed: int) -> Preprocessing | None:
-        """How samples become inputs."""
         return preprocessing_of(self.federations[seed].dataset)
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
@@ -117,7 +113,6 @@ class Assembly(Setting):
         )
 
     def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
-        """The server and every client's state."""
         server, states = algorithm.init(problem)
         return server, states
 

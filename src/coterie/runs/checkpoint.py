@@ -187,7 +187,6 @@ class Keeper:
         return self.since * SHARE >= self.cost
 
     def write(self, record: "Record", folder: "RunFolder") -> None:
-        """Write a checkpoint after this round."""
         began = time.perf_counter()
         logs = folder.sync()
         faults.at("checkpoint.synced")
@@ -209,7 +208,6 @@ def prune(run: Path, keep: set[Path]) -> None:
 
 
 def clear(run: Path) -> None:
-    """Remove all checkpoints of a finished run."""
     files.remove(run / FOLDER, _OURS)
 
 

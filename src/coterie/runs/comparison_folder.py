@@ -83,7 +83,6 @@ def read_gains(out: Path) -> dict[str, list[SiteGain]] | None:
 
 
 def refuse_links(out: Path) -> None:
-    """Refuse links among the files of a comparison."""
     files.refuse_links(out, (*FILES, GAINS, files.MANIFEST, lock.NAME))
 
 

@@ -17,7 +17,6 @@ from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.locations import check_square, located
 from ..core.metrics import facts, mean_known
 from ..core.policies import governed
-from ..core.problem import Problem
 from ..engines import Engine, process
 from ..engines.process import full_memory_told
 from ..errors import InUseError
@@ -29,7 +28,7 @@ from .accounting import accounted
 from .config.loading import canonical, config_hash
 from .config.schema import Config
 from .environment import environment
-from .listeners import InFolder, InMemory, Listener, Live, Progress, Reporter, Watch
+from .listeners import InFolder, InMemory, Live, Progress, Reporter, Watch
 from .plan import FIRST, Cell, Plan, columns
 from .resume import UnfinishedRun, unfinished_run
 from .run import Log, Run
@@ -78,12 +77,7 @@ class _Column(ExitStack):
     """The cells of one config; its clients are opened for the first of them."""
 
     def __init__(
-        self,
-        plan: Plan,
-        cells: list[Cell],
-        where: Where,
-        listeners: Sequence[Watch],
-        done: Done,
+        self, plan: Plan, cells: list[Cell], where: Where, listeners: Sequence[Watch], done: Done
     ) -> None:
         super().__init__()
         self.plan, self.cells, self.where = plan, cells, where
@@ -202,18 +196,27 @@ def train_cell(
     left: UnfinishedRun | None = None,
 ) -> Run:
     """Train a run from its first round, or from where the unfinished run ``left`` stopped."""
-    with opened(setting, cell, left) as (asked, algorithm, on, engine):
+    with opened(setting, cell, left) as made:
+        asked, algorithm, on, engine = made
         swaps, merged = algorithm.traits.models_change_hands, asked.train.merge_val
         log = Log(cell.method.label, cell.seed, asked.run.metric, on.roster, swaps, merged)
         config, where = written(asked, engine.choice), environment(on.problem.device)
         spends = accounted(on.problem, algorithm)
         config |= {} if spends is None else {"accounted": spends}
         live = Live(log, engine, asked.run.rounds, config, where)
-        begin, recorder = _begun(setting, cell, live, algorithm, on.problem, left)
+        begin, recorder = _begun(setting, cell, live, made, left)
         faults.at("run.created")
         told = [recorder, *map(Reporter, listeners)]
-        predictors = _trained(asked, algorithm, on.problem, live, begin, told)
-        return recorder.finished(live, predictors, references)
+        for listener in told:
+            listener.begun(live, 0 if begin is None else begin.rounds)
+        for record in _rounds(made, live, begin):
+            for listener in told:
+                listener.round(live, record)
+            if record.mixture is not None:
+                predictors = Predictors.of(record.mixture, record.digests)
+                return recorder.finished(live, predictors, references)
+            interrupt.here()
+    raise AssertionError("the last round of a run is always evaluated")
 
 
 class Opened(NamedTuple):
@@ -246,19 +249,14 @@ def opened(setting: Setting, cell: Cell, left: UnfinishedRun | None = None) -> I
 
 
 def _begun(
-    setting: Setting,
-    cell: Cell,
-    live: Live,
-    algorithm: AnyAlgorithm,
-    problem: Problem,
-    left: UnfinishedRun | None,
+    setting: Setting, cell: Cell, live: Live, made: Opened, left: UnfinishedRun | None
 ) -> tuple[Begin | None, InMemory]:
     """Create or reopen the folder of a run; the state to begin from, and what records rounds."""
     if cell.out is None:
         return None, InMemory()
     every = setting.config.run.checkpoint_every
     if left is not None:
-        start = setting.start(algorithm, problem)
+        start = setting.start(made.algorithm, made.on.problem)
         folder, begin, newest = resume.reopen(
             left, live.log, start, live.environment, live.engine.choice
         )
@@ -269,42 +267,20 @@ def _begun(
     return None, InFolder(folder, every, None, page=cell.kept)
 
 
-def _trained(
-    asked: Config,
-    algorithm: AnyAlgorithm,
-    problem: Problem,
-    live: Live,
-    begin: Begin | None,
-    listeners: Sequence[Listener],
-) -> Predictors:
-    """Train all rounds, tell the listeners of each, and return the last predictors."""
-    for listener in listeners:
-        listener.begun(live, 0 if begin is None else begin.rounds)
-    for record in _rounds(asked, algorithm, problem, live, begin):
-        for listener in listeners:
-            listener.round(live, record)
-        if record.mixture is not None:
-            return Predictors.of(record.mixture, record.digests)
-        interrupt.here()
-    raise AssertionError("the last round of a run is always evaluated")
-
-
-def _rounds(
-    asked: Config, algorithm: AnyAlgorithm, problem: Problem, live: Live, begin: Begin | None
-) -> Iterator[Record]:
+def _rounds(made: Opened, live: Live, begin: Begin | None) -> Iterator[Record]:
     """The rounds of a run; an error in a user's method or network names its line."""
-    run = asked.run
+    asked, algorithm, problem = made.asked, made.algorithm, made.on.problem
     with located(algorithm, problem.model.module):
         for record in train(
             algorithm,
             problem,
-            live.engine,
-            run.rounds,
-            participation=run.participation,
-            evaluate_every=run.evaluate_every,
-            metric=run.metric,
+            made.engine,
+            asked.run.rounds,
+            participation=asked.run.participation,
+            evaluate_every=asked.run.evaluate_every,
+            metric=asked.run.metric,
             guard=Guard(**asked.guard.model_dump()),
-            patience=run.patience,
+            patience=asked.run.patience,
             validated=[float(mean_known(scores["val"])) for _, scores in live.log.evaluated],
             begin=begin,
         ):

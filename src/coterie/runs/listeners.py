@@ -64,13 +64,11 @@ class InMemory(Listener):
     """Logs the rounds of a run that is kept in memory."""
 
     def round(self, live: Live, record: Record) -> None:
-        """Log the round."""
         live.log.append(record)
 
     def finished(
         self, live: Live, predictors: Predictors, references: Mapping[str, Run] | None
     ) -> Run:
-        """The finished run."""
         where = {**live.environment, RAN: ran(live.engine.forms)}
         return finished(live.log, predictors, live.config, where, references)
 
@@ -97,7 +95,6 @@ class InFolder(InMemory):
     def finished(
         self, live: Live, predictors: Predictors, references: Mapping[str, Run] | None
     ) -> Run:
-        """Write the results, and return the run of the folder."""
         return self.folder.finish(predictors, references, page=self.page)
 
 
@@ -110,14 +107,12 @@ class Reporter(Listener):
         self.seconds = 0.0
 
     def begun(self, live: Live, done: int) -> None:
-        """Report the rounds that a resumed run has already done."""
         self.told, self.seconds = set(), 0.0
         if done:
             log = live.log
             self.watch(Progress(log.method, log.seed, done, live.rounds, None, more=done))
 
     def round(self, live: Live, record: Record) -> None:
-        """Report one more round."""
         self.seconds += record.seconds
         clients, found, done = live.log.roster.clients, record.evaluation, record.index + 1
         named = dict(enumerate(clients))

@@ -39,13 +39,11 @@ class Plan:
 
     @classmethod
     def single(cls, config: Config, out: Path | None) -> "Plan":
-        """The one run of a config."""
         method, seed = config.method(), config.run.seed
         return cls((Cell(config.single(method, seed), method, seed, out),), out)
 
     @classmethod
     def comparison(cls, config: Config, out: Path | None) -> "Plan":
-        """Every method of a config with every seed."""
         return cls(
             tuple(
                 Cell(config, method, seed, None if out is None else place(out, method.label, seed))

@@ -90,7 +90,6 @@ def refuse_other_format(first: Path) -> None:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the folder holds a finished run."""
     return (path / files.MANIFEST).is_file() and (path / SUMMARY).is_file()
 
 
@@ -136,7 +135,6 @@ _FAULTS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Index
 
 
 def read(path: Path) -> Run:
-    """Read a finished run from its folder."""
     if not is_finished(path):
         raise StoreError(
             f"{path}: holds no finished run (no {files.MANIFEST}); expected a folder written by "

@@ -42,7 +42,6 @@ class Setting(ABC):
     config: Config
 
     def asked(self, cell: Cell) -> Config:
-        """The config of one run alone."""
         return self.config.single(cell.method, cell.seed)
 
     @abstractmethod

@@ -187,7 +187,6 @@ LINE_MAY = {  # the fields that some lines have
     "in_group_weight": "a finite number or null",
     "off_diagonal": "zero, uniform or varied",
     "distillation": "two numbers",
-    "objective": "a number or null",
     RAW: "a list of clients and owners",
     "coalition": "a list of counts",
 }
@@ -239,7 +238,6 @@ def client_rows(index: int, scores: Scores, roster: Roster) -> Iterator[tuple[An
 
 
 def append_clients(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
-    """Add lines to ``clients.csv``."""
     with path.open("a", encoding="utf-8", newline="") as file:
         file.writelines(map(_csv_line, rows))
 

@@ -110,7 +110,6 @@ class Some(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The size of the rows in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def blocks(self) -> Iterator[Tensor]:
@@ -124,7 +123,6 @@ Stored = Tensor | Some
 
 
 def size_of(array: Stored) -> int:
-    """The size of an array in bytes."""
     return array.size if isinstance(array, Some) else array.numel() * array.element_size()
 
 

@@ -165,7 +165,6 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """Strict JSON text."""
     return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
@@ -224,7 +223,6 @@ def shorten(path: Path, size: int) -> None:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Size and sha256 of a file."""
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
@@ -240,7 +238,6 @@ def described(path: Path) -> dict[str, Any]:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

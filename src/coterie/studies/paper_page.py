@@ -120,7 +120,7 @@ class Paper:
         """The page; ``pictures`` are its figures, by file, with what they show."""
         from ..algorithms import ALGORITHMS
 
-        lines = [f"# {self.name}", "", f"{ALGORITHMS[self.name.lower()].paper}.", ""]
+        lines = [f"# {self.name}", "", "```bibtex", ALGORITHMS[self.name.lower()].bibtex, "```", ""]
         lines += [f"**{self.sentence}**", "", LEGEND, "", "## Abstract and conclusion", ""]
         lines += [*_claims(self.main), ""]
         lines += [*(f"![{text}]({PICTURES}/{file})\n" for file, text in pictures.items())]

@@ -54,14 +54,12 @@ LAWS: dict[str, Law] = {
     "engines": Law(whole_runs.engines_agree, _JUDGED),
     "evaluation": Law(whole_runs.evaluating_changes_nothing, _JUDGED),
     "replay": Law(
-        whole_runs.replayed_rounds_agree,
-        ("fields", *_JUDGED, "trace_key", "engines", "evaluation"),
+        whole_runs.replayed_rounds_agree, ("fields", *_JUDGED, "trace_key", "engines", "evaluation")
     ),
     "order": Law(whole_runs.the_order_of_clients_does_not_matter, _JUDGED),
     "resume": Law(whole_runs.a_stopped_run_ends_the_same, ("fields", *_JUDGED, "evaluation")),
     "guard": Law(
-        whole_runs.hostile_uploads_harm_nobody_else,
-        (*_JUDGED, "participation", "replies"),
+        whole_runs.hostile_uploads_harm_nobody_else, (*_JUDGED, "participation", "replies")
     ),
     "test_data": Law(functions.only_scores_follow_test_data, _PURE),
     "validation": Law(declared.validation_is_declared, _PURE),

@@ -11,15 +11,7 @@ from ..core.locations import place_of
 from ..core.tree import Tree, row, take
 from ..data.federation import Federation
 from ..training.rounds import Record
-from .harness import (
-    PIXELS,
-    Case,
-    NotApplicableError,
-    copied,
-    difference,
-    named,
-    with_other,
-)
+from .harness import PIXELS, Case, NotApplicableError, copied, difference, named, with_other
 
 HORIZON = 5  # rounds over which trace keys are looked at
 OTHER = 0  # the client whose training data are changed

@@ -21,16 +21,7 @@ from ..core.policies import Wrapper
 from ..core.ranges import fitted
 from ..core.tree import Tree, row
 from ..errors import CoterieError
-from .harness import (
-    Begun,
-    Case,
-    NotApplicableError,
-    copied,
-    difference,
-    kind,
-    named,
-    with_other,
-)
+from .harness import Begun, Case, NotApplicableError, copied, difference, kind, named, with_other
 
 TWO = (0, 3)  # clients with many samples and with few
 
@@ -62,7 +53,6 @@ def fields_are_checked(case: Case) -> Iterator[str]:
 
 
 def _frozen(owner: type) -> bool:
-    """Whether a class is a frozen dataclass."""
     made = getattr(owner, "__dataclass_params__", None)
     return made is not None and bool(made.frozen)
 

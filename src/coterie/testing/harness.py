@@ -130,7 +130,6 @@ class Trial:
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
         return self._problem.population
 
     @property
@@ -147,11 +146,9 @@ class Trial:
         return Trial(algorithm, self.network, self.federation, self._problem.recipe)
 
     def check(self, rounds: int = ROUNDS) -> None:
-        """Ask the method whether it can run here."""
         check_run(self.algorithm, self._problem, rounds)
 
     def init(self) -> tuple[Tree, Tree]:
-        """The server and all clients' states before round 0."""
         return self.algorithm.init(self._problem)
 
     def round(
@@ -171,11 +168,7 @@ class Trial:
         return Client(self._problem, self._shards, view, shape, clock)
 
     def step(
-        self,
-        server: Tree,
-        states: Tree,
-        round: Round,
-        replied: Sequence[int] | None = None,
+        self, server: Tree, states: Tree, round: Round, replied: Sequence[int] | None = None
     ) -> Step:
         """One round; ``replied`` are positions among its clients whose replies arrived."""
         received = self.algorithm.download(server, round)
@@ -277,7 +270,6 @@ class Case:
 
     @property
     def algorithm(self) -> AnyAlgorithm:
-        """The method."""
         return self.trial.algorithm
 
     def again(self) -> AnyAlgorithm:

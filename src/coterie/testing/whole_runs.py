@@ -247,8 +247,6 @@ class WithValue:
     value: float
 
     def __call__(self, upload: Tree, bad: Tensor) -> Tree:
-        """The upload, spoilt where ``bad``."""
-
         def one(leaf: Tensor) -> Tensor:
             if not leaf.is_floating_point():
                 return leaf
@@ -265,8 +263,6 @@ class Scaled:
     factor: float
 
     def __call__(self, upload: Tree, bad: Tensor) -> Tree:
-        """The upload, spoilt where ``bad``."""
-
         def one(leaf: Tensor) -> Tensor:
             return torch.where(bad, self.factor * leaf, leaf) if leaf.is_floating_point() else leaf
 
@@ -292,7 +288,6 @@ class Spoilt(Wrapper[Any, Any, Any, Any]):
     only: tuple[int, ...] | None = None
 
     def local(self, client: Client, received: Tree, state: Tree) -> tuple[Tree, Tree]:
-        """As the method; then the upload is spoilt."""
         upload, after = self.algorithm.local(client, received, state)
         if self.only is not None and client.round not in self.only:
             return upload, after

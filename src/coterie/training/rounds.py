@@ -106,25 +106,24 @@ def train(
     With ``patience`` the round is the last one in which the mean validation score has not exceeded
     its best for so many evaluations; ``validated`` are the means of those before ``begin``.
     """
-    until = Until(problem, rounds, patience, list(validated))
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
     done, server, states, accepted = begin or _start(algorithm, problem)
     accepted = torch.zeros(problem.population).double() if accepted is None else accepted
     engine.begin(problem, algorithm, states)
+    on = _Training(algorithm, problem, engine, metric, guard, patience)
+    means = list(validated)  # validation scores of all evaluations
     for index in range(done, rounds):
         began = time.perf_counter()
         clients = participants(algorithm, problem, index, participation)
         round = round_of(problem, index, rounds, clients)
-        server, accepted, traffic, rejected, raw = _exchange(
-            algorithm, engine, server, accepted, round, problem.sizes, guard
-        )
-        found, collaboration, last = None, None, False
-        evaluated = index == rounds - 1 or (index + 1) % evaluate_every == 0
+        server, accepted, traffic, rejected, raw = on.exchanged(server, accepted, round)
+        found, collaboration, last = None, None, index == rounds - 1
+        evaluated = last or (index + 1) % evaluate_every == 0
         if evaluated or problem.population <= MATRIX_EVERY_ROUND:
             collaboration = _weights(algorithm, engine, server, round)
         if evaluated:
-            found, served, raw, last = _judged(algorithm, engine, server, round, metric, raw, until)
+            found, served, raw, last = on.judged(server, round, raw, last, means)
             traffic, rejected = traffic._replace(serve=served), (*rejected, *found.lost)
         yield Record(
             index=index,
@@ -165,7 +164,6 @@ def owners(known: Owners, message: Tree, receivers: Tensor) -> Owners:
 
 
 def _start(algorithm: AnyAlgorithm, problem: Problem) -> Begin:
-    """The server and every client's state before round 0."""
     return Begin(0, *checked_init(algorithm, algorithm.init(problem), problem.population))
 
 
@@ -181,93 +179,79 @@ def participants(
     return able[luck.argsort(stable=True)[:count]].sort().values
 
 
-def _exchange(
-    algorithm: AnyAlgorithm,
-    engine: Engine,
-    server: Tree,
-    accepted: Tensor,
-    round: Round,
-    sizes: Tensor,
-    guard: Guard,
-) -> tuple[Tree, Tensor, Traffic, tuple[Rejection, ...], Owners]:
-    """Compute one round for its clients: download, local work, guard, aggregation.
+class _Training(NamedTuple):
+    """What stays the same in every round of a run."""
 
-    A rejected client keeps its state; if no client is left, nothing changes.
-    """
-    received = algorithm.download(server, round)
-    check_rows(algorithm, "download", received, len(round.clients))
-    raw = owners({}, received, round.clients)
-    replies = engine.exchange(algorithm, received, round)
-    uploads, rejected = replies.uploads, replies.rejected
-    traffic = Traffic(tree.count_bytes(received), tree.count_bytes(uploads), 0)
-    round = round._replace(sent_to=round.clients)
-    faults.at("round.local")
-    if rejected:
-        at = torch.isin(round.clients, replies.clients).nonzero().flatten()
-        received = tree.take(received, at)
-        round = round._replace(clients=replies.clients)
-    kept, refused = screen(uploads, round, sizes, guard, received, accepted)
-    rejected = (*rejected, *refused)
-    if refused:
-        uploads = tree.take(uploads, kept)
-        round = round._replace(clients=round.clients[kept])
-    if len(round.clients):
-        made, inside, spoilers = aggregate(algorithm, server, uploads, round, guard)
-        server = checked_server(algorithm, made, server)
-        faults.at("round.aggregated")
-        if spoilers:
-            uploads = tree.take(uploads, inside)
-            round = round._replace(clients=round.clients[inside])
-        accepted = remember(accepted, uploads, round.clients)
-        rejected = (*rejected, *spoilers)
-    engine.commit(round.clients)
-    return server, accepted, traffic, rejected, raw
-
-
-class Until(NamedTuple):
-    """When a run ends."""
-
+    algorithm: AnyAlgorithm
     problem: Problem
-    rounds: int
-    patience: int | None  # evaluations without a better mean validation score
-    means: list[float]  # of all evaluations so far
+    engine: Engine
+    metric: str
+    guard: Guard
+    patience: int | None
 
+    def exchanged(
+        self, server: Tree, accepted: Tensor, round: Round
+    ) -> tuple[Tree, Tensor, Traffic, tuple[Rejection, ...], Owners]:
+        """Compute one round for its clients: download, local work, guard, aggregation.
 
-def _judged(
-    algorithm: AnyAlgorithm,
-    engine: Engine,
-    server: Tree,
-    round: Round,
-    metric: str,
-    raw: Owners,
-    until: Until,
-) -> tuple[Predicted, int, Owners, bool]:
-    """Evaluate a round, as :func:`_evaluate` does, and tell whether it is the last one."""
-    last = round.index == until.rounds - 1
-    made = _evaluate(algorithm, engine, server, round, metric, raw, last)
-    evaluation = _validated(made[0].evaluation, until.problem)
-    until.means.append(float(mean_known(evaluation.val)))
-    if not last and until.patience and stalled(until.means, metric) >= until.patience:
-        last, made = True, _evaluate(algorithm, engine, server, round, metric, raw, keep=True)
-    return made[0]._replace(evaluation=evaluation), *made[1:], last
+        A rejected client keeps its state; if no client is left, nothing changes.
+        """
+        received = self.algorithm.download(server, round)
+        check_rows(self.algorithm, "download", received, len(round.clients))
+        raw = owners({}, received, round.clients)
+        replies = self.engine.exchange(self.algorithm, received, round)
+        uploads, rejected = replies.uploads, replies.rejected
+        traffic = Traffic(tree.count_bytes(received), tree.count_bytes(uploads), 0)
+        round = round._replace(sent_to=round.clients)
+        faults.at("round.local")
+        if rejected:
+            at = torch.isin(round.clients, replies.clients).nonzero().flatten()
+            received = tree.take(received, at)
+            round = round._replace(clients=replies.clients)
+        kept, refused = screen(uploads, round, self.problem.sizes, self.guard, received, accepted)
+        rejected = (*rejected, *refused)
+        if refused:
+            uploads = tree.take(uploads, kept)
+            round = round._replace(clients=round.clients[kept])
+        if len(round.clients):
+            made, inside, spoilers = aggregate(self.algorithm, server, uploads, round, self.guard)
+            server = checked_server(self.algorithm, made, server)
+            faults.at("round.aggregated")
+            if spoilers:
+                uploads = tree.take(uploads, inside)
+                round = round._replace(clients=round.clients[inside])
+            accepted = remember(accepted, uploads, round.clients)
+            rejected = (*rejected, *spoilers)
+        self.engine.commit(round.clients)
+        return server, accepted, traffic, rejected, raw
 
+    def judged(
+        self, server: Tree, round: Round, raw: Owners, last: bool, means: list[float]
+    ) -> tuple[Predicted, int, Owners, bool]:
+        """Evaluate a round, as :meth:`evaluated` does, and tell whether it is the last one."""
+        found, served, seen = self.evaluated(server, round, raw, keep=last)
+        means.append(float(mean_known(found.evaluation.val)))
+        if last or not self.patience or stalled(means, self.metric) < self.patience:
+            return found, served, seen, last
+        again, served, seen = self.evaluated(server, round, raw, keep=True)
+        return again._replace(evaluation=found.evaluation), served, seen, True
 
-def _evaluate(
-    algorithm: AnyAlgorithm,
-    engine: Engine,
-    server: Tree,
-    round: Round,
-    metric: str,
-    raw: Owners,
-    keep: bool,
-) -> tuple[Predicted, int, Owners]:
-    """Evaluate all clients' predictors after the round; also the bytes and models sent for it."""
-    everybody = torch.arange(round.population, device=round.clients.device)
-    after = round._replace(index=round.index + 1, clients=everybody)
-    served = algorithm.serve(server, after)
-    check_rows(algorithm, "serve", served, round.population)
-    found = engine.evaluate(algorithm, served, after, metric, keep=keep)
-    return found, tree.count_bytes(served), owners(raw, served, everybody)
+    def evaluated(
+        self, server: Tree, round: Round, raw: Owners, *, keep: bool
+    ) -> tuple[Predicted, int, Owners]:
+        """Evaluate all clients' predictors after the round; also the bytes and models sent for it.
+
+        There are no validation scores on data that was trained on.
+        """
+        everybody = torch.arange(round.population, device=round.clients.device)
+        after = round._replace(index=round.index + 1, clients=everybody)
+        served = self.algorithm.serve(server, after)
+        check_rows(self.algorithm, "serve", served, round.population)
+        found = self.engine.evaluate(self.algorithm, served, after, self.metric, keep=keep)
+        told, unseen = found.evaluation, np.array(self.problem.counts.validated)
+        val, loss = (np.where(unseen, column, np.nan) for column in (told.val, told.val_loss))
+        found = found._replace(evaluation=told._replace(val=val, val_loss=loss))
+        return found, tree.count_bytes(served), owners(raw, served, everybody)
 
 
 def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) -> float | None:
@@ -297,15 +281,7 @@ def _queried(algorithm: AnyAlgorithm, round: Round) -> dict[str, Any]:
     return {"queries": [list(query) for query in found.of(method, when)]}
 
 
-def _validated(found: Evaluation, problem: Problem) -> Evaluation:
-    """The evaluation without validation scores on data that was trained on."""
-    unseen = np.array(problem.counts.validated)
-    val, loss = (np.where(unseen, column, np.nan) for column in (found.val, found.val_loss))
-    return found._replace(val=val, val_loss=loss)
-
-
 def _weights(algorithm: AnyAlgorithm, engine: Engine, server: Tree, round: Round) -> Any:
-    """The collaboration matrix after a round."""
     weights = algorithm.collaboration(server, engine.shown(algorithm), round)
     return _matrix(checked_matrix(algorithm, weights))
 

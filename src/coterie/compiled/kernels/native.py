@@ -84,13 +84,11 @@ def compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def at(tensor: Tensor | None) -> ctypes.c_void_p:
-    """The address of a tensor's data."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
 @cache
 def compiler() -> str | None:
-    """The C++ compiler, if there is one."""
     named = os.environ.get("CXX")
     candidates = ("c++", "g++", "clang++") if named is None else (named,)
     return next((found for name in candidates if (found := shutil.which(name))), None)

@@ -26,12 +26,7 @@ def fits(x: Tensor, stride: Sequence[int] = (1, 1)) -> bool:
 
 
 def convolve(
-    x: Tensor,
-    w: Tensor,
-    padding: Sequence[int],
-    bias: Tensor | None = None,
-    *,
-    relu: bool = False,
+    x: Tensor, w: Tensor, padding: Sequence[int], bias: Tensor | None = None, *, relu: bool = False
 ) -> Tensor:
     """Convolve images ``[g, n, ci, h, w]`` with filters ``[g, co, ci, kh, kw]`` at stride 1."""
     clients, images, channels, high, wide = x.shape

@@ -55,7 +55,6 @@ class Value:
 
     @property
     def pointer(self) -> str:
-        """The address of its first entry."""
         return f"({self.memory.name} + {self.form.storage_offset()})"
 
 
@@ -109,7 +108,6 @@ class Writer:
         return Value(made, start)
 
     def copy(self, into: Value, value: Value) -> None:
-        """Copy all entries."""
         self.loops([into, value], lambda to, at: f"{to} = {at};")
 
     def copying(self, into: Value, value: Value) -> list[str]:
@@ -141,10 +139,7 @@ class Writer:
         return out
 
     def loops(
-        self,
-        values: Sequence[Value],
-        inner: Callable[..., str],
-        order: Sequence[int] | None = None,
+        self, values: Sequence[Value], inner: Callable[..., str], order: Sequence[int] | None = None
     ) -> None:
         """Write a loop over all entries of the first value; ``inner`` makes its body.
 

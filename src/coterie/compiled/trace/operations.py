@@ -8,16 +8,7 @@ from torch import Tensor
 
 from .. import kernels  # noqa: F401  # defines torch.ops.coterie
 from ..kernels.conv import few
-from .cpp_writer import (
-    OPERATIONS,
-    Handler,
-    UnknownError,
-    Value,
-    Writer,
-    asked,
-    handles,
-    literal,
-)
+from .cpp_writer import OPERATIONS, Handler, UnknownError, Value, Writer, asked, handles, literal
 
 aten, ours = torch.ops.aten, torch.ops.coterie
 
@@ -236,9 +227,7 @@ def _scatter_add(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     values = [_chosen(out, dim, index), index, Value(source.memory, form)]
     step = out.form.stride(dim)
     writer.loops(
-        values,
-        lambda to, place, at: f"(&{to})[{place} * {step}] += {at};",
-        range(index.form.dim()),
+        values, lambda to, place, at: f"(&{to})[{place} * {step}] += {at};", range(index.form.dim())
     )
     return out
 

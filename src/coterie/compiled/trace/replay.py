@@ -95,7 +95,6 @@ class TracedLoop:
 
     @property
     def steps(self) -> int:
-        """The number of steps."""
         return len(self._order)
 
     @property
@@ -215,12 +214,10 @@ class Trace:
 
     @property
     def loops(self) -> list[TracedLoop]:
-        """The parts that are loops."""
         return [part for part in self.parts if isinstance(part, TracedLoop)]
 
     @property
     def segments(self) -> Iterator[Segment | LoopBody]:
-        """Every part that is one graph."""
         for part in self.parts:
             yield from (part,) if isinstance(part, Segment) else part.bodies
 
@@ -244,9 +241,7 @@ class Trace:
 
 
 def _parts(
-    ops: Sequence[Op | Loop],
-    outputs: Sequence[int],
-    registers: Registers,
+    ops: Sequence[Op | Loop], outputs: Sequence[int], registers: Registers
 ) -> Iterator[Segment | TracedLoop]:
     """Split a trace into its loops, and the operations between them as segments."""
     run: list[Op] = []

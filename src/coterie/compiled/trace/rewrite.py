@@ -97,7 +97,6 @@ class GraphBuilder:
         return self.graph
 
     def add(self, op: Op) -> None:
-        """Add an operation."""
         parts = self._by_pieces(op)
         if parts is not None:
             self._held[op.writes[0]] = parts
@@ -243,7 +242,6 @@ def _mapped(value: Any, node: Any) -> Any:
 
 
 def item(values: Sequence[Tensor], place: int) -> Tensor:
-    """One of several results."""
     return values[place]
 
 

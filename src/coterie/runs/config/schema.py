@@ -110,7 +110,6 @@ class TrainTable(_Table, Recipe, frozen=True):
     freeze: tuple[str, ...] | None = None  # patterns of parameters that are not trained
 
     def recipe(self) -> Recipe:
-        """The recipe alone."""
         return Recipe(**self.model_dump(include={field.name for field in fields(Recipe)}))
 
 
