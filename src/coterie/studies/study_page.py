@@ -1,9 +1,9 @@
-"""The HTML page of a study, or of several: tables, claims, figures."""
+"""The HTML page of a study: tables, claims, figures."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -199,30 +199,23 @@ def _metric(outcome: StudyOutcome) -> str:
 
 
 def study_page(outcome: StudyOutcome, command: str = "coterie") -> str:
-    """The page of one study."""
+    """The page of a study: its tables, claims and figures."""
     done, wanted = outcome.counts
     study = outcome.study
-    return page_of(
-        [section(outcome, study.name)],
-        title=f"{study.name}: {study.title}",
-        eyebrow=" ".join(command.split()[:2]),
-        verdict=f"{done} of {wanted} runs; claims: {outcome.state}."
+    tables = [(column, column_table(outcome, column)) for column in study.columns]
+    values = {
+        "title": f"{study.name}: {study.title}",
+        "eyebrow": " ".join(command.split()[:2]),
+        "verdict": f"{done} of {wanted} runs; claims: {outcome.state}."
         if study.claims
         else f"{done} of {wanted} runs.",
-        command=command,
-    )
-
-
-def section(outcome: StudyOutcome, name: str) -> dict[str, Any]:
-    """What the page shows of one study."""
-    study = outcome.study
-    tables = [(column, column_table(outcome, column)) for column in study.columns]
-    return {
-        "id": name,
-        "anchor": re.sub(r"\W+", "-", name),
-        "title": study.title,
+        "facts": (),
+        "alarms": (),
+        "rejected": (),
+        "command": command,
+        "anchor": re.sub(r"\W+", "-", study.name),
+        "study": study,
         "state": outcome.state,
-        "notes": study.notes,
         "figures": study_figures(outcome),
         "tables": [
             {
@@ -238,20 +231,4 @@ def section(outcome: StudyOutcome, name: str) -> dict[str, Any]:
         ],
         "claims": claim_lines(outcome),
     }
-
-
-def page_of(
-    sections: Sequence[dict[str, Any]], *, title: str, eyebrow: str, verdict: str, command: str
-) -> str:
-    """A page with one section per study."""
-    values = {
-        "cards": sections,
-        "title": title,
-        "eyebrow": eyebrow,
-        "verdict": verdict,
-        "facts": (),
-        "alarms": (),
-        "rejected": (),
-        "command": command,
-    }
-    return rendered("cards.html", values)
+    return rendered("study.html", values)
