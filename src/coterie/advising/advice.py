@@ -37,10 +37,10 @@ from ..runs.listeners import Watch
 from ..runs.run import LOCAL, dense
 from ..views import judgement, words
 from ..views.comparison import Comparison
-from ..views.table import Heading, Line, Table, to_text
+from ..views.table import Line, Table, to_text
 
 if TYPE_CHECKING:
-    from ..views.comparison import Comparison, MethodRow
+    from ..views.comparison import MethodRow
 
 
 CIRCLE = "circle"  # the method whose circles an advice names
@@ -197,34 +197,23 @@ def _sentence(one: "Contest", advice: "Advice", metric: str) -> str:
     if one.kind == advice.kind:
         size = words.interval(gain.gain, gain.low, gain.high, metric)
         return f"Over '{one.simpler}' it has {size}, {words.chance(gain.p)}."
-    points = " points" if METRICS[metric].percent else ""
     size, most = (words.number(value, metric, sign=True) for value in (gain.gain, gain.high))
     name = words.label(advice.methods[one.kind])
-    return f"'{one.kind}' ({name}) gives {size}{points} and at most {most}."
+    return f"'{one.kind}' ({name}) gives {size}{words.points(metric)} and at most {most}."
 
 
 def _cannot_tell(advice: "Advice", comparison: "Comparison") -> str:
     names = [f"'{kind}'" for kind in advice.between]
     among = " and ".join(names) if len(names) < 3 else ", ".join(names)
-    told = (
-        f"This probe cannot tell: {among} are not ruled out."
-        if names
-        else ("This probe cannot tell.")
-    )
-    open_ = [
-        one
+    evidence = [
+        f"'{one.kind}' over '{one.simpler}': "
+        f"{words.interval(one.gain.gain, one.gain.low, one.gain.high, comparison.metric)}."
         for one in advice.contests
         if {one.kind, one.simpler} <= {*advice.between} and math.isfinite(one.gain.error)
     ]
-    evidence = [
-        f"'{one.kind}' over '{one.simpler}': "
-        + words.interval(one.gain.gain, one.gain.low, one.gain.high, comparison.metric)
-        + "."
-        for one in open_
-    ]
-    return " ".join(
-        [told, *evidence, "More test rows (--folds 5) or more rounds (--rounds) may tell."]
-    )
+    told = f"This probe cannot tell: {among} are not ruled out."
+    more = "More test rows (--folds 5) or more rounds (--rounds) may tell."
+    return " ".join([told, *evidence, more])
 
 
 def _table(advice: "Advice", comparison: "Comparison") -> Table:
@@ -242,8 +231,8 @@ def _table(advice: "Advice", comparison: "Comparison") -> Table:
             words.number(rows[method].mean.mean, comparison.metric),
             words.gain_cell(*numbers, comparison.metric),
         )
-        lines.append(Line(cells, best=kind == advice.kind, local=False, alarm=False))
-    return Table(tuple(Heading(head, "") for head in heads), tuple(lines))
+        lines.append(Line(cells, best=kind == advice.kind))
+    return Table.of(heads, lines)
 
 
 # ---- the probe -----------------------------------------------------------------------------------

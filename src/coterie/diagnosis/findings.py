@@ -417,9 +417,11 @@ def score_warnings(sites: Sequence[SitePart], metric: str) -> list[str]:
         )
     blind, coarse = [], []
     for site in sites:
-        if site.test and site.smallest_gain is None:
+        if not site.test:
+            continue
+        if site.smallest_gain is None:
             blind.append(f"{site.client} ({site.test_units})")
-        elif site.test and site.smallest_gain > COARSE:
+        elif site.smallest_gain > COARSE:
             coarse.append(
                 f"{site.client} ({site.test_units}: from {site.smallest_gain:.0f} points)"
             )

@@ -117,14 +117,9 @@ def table_of(found: "Onboarded") -> Table:
         Heading("collaborators", "the clients with the most weight"),
     ]
     lines = [_cells(found, at) for at in range(len(found.points))]
-    shown = [at for at in range(len(columns)) if at != 2 or found.average is not None]
-    return Table(
-        tuple(columns[at] for at in shown),
-        tuple(
-            Line(tuple(cells[at] for at in shown), best=False, local=False, alarm=False)
-            for cells in lines
-        ),
-    )
+    if found.average is None:
+        columns, lines = [*columns[:2], *columns[3:]], [[*one[:2], *one[3:]] for one in lines]
+    return Table(tuple(columns), tuple(Line(tuple(cells)) for cells in lines))
 
 
 def _cells(found: "Onboarded", at: int) -> list[str]:

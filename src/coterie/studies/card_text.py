@@ -83,11 +83,11 @@ def _table(outcome: StudyOutcome) -> list[str]:
     usual = mode([e.seeds for row in ran.values() for e in row.values() if e.seeds] or [0])
     lines = _abouts(outcome, shown, usual)
     if ran:
-        table = [["method", *shown], ["---"] + ["---:"] * len(shown)]
-        for method, row in ran.items():
-            cells = [_cell(row.get(name), usual) for name in shown]
-            table.append([words.label(method), *cells])
-        lines += [f"| {' | '.join(cells)} |" for cells in table]
+        cells = (
+            [words.label(method), *(_cell(row.get(name), usual) for name in shown)]
+            for method, row in ran.items()
+        )
+        lines += words.markdown(["method", *shown], cells, "lr")
     missing = [n for n in names if n not in shown]
     missing += [words.label(method) for method in rows if method not in ran]
     return lines + (["", f"Not run: {', '.join(missing)}."] if missing else [])

@@ -31,7 +31,7 @@ class Heading(NamedTuple):
     """The heading of a column and what the column means."""
 
     head: str
-    meaning: str
+    meaning: str = ""
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ class Line(NamedTuple):
     """One row of the table: the cells of one method."""
 
     cells: tuple[str, ...]
-    best: bool  # whether its mean is the best among methods that serve the same clients
-    local: bool
-    alarm: bool
+    best: bool = False  # whether its mean is the best among methods that serve the same clients
+    local: bool = False
+    alarm: bool = False
 
 
 class Table(NamedTuple):
@@ -189,6 +189,11 @@ class Table(NamedTuple):
 
     columns: tuple[Heading, ...]
     lines: tuple[Line, ...]
+
+    @classmethod
+    def of(cls, heads: Iterable[str], lines: Iterable[Line]) -> "Table":
+        """A table whose headings need no explanation."""
+        return cls(tuple(map(Heading, heads)), tuple(lines))
 
 
 def methods_table(comparison: "Comparison", further: Sequence[str] = ()) -> Table:
@@ -431,11 +436,8 @@ def to_markdown(shown: Table) -> str:
     Texts are escaped so that nothing in them is read as Markdown or HTML.
     """
     heads = [_markdown(column.head) for column in shown.columns]
-    rule = [":---", *["---:"] * (len(heads) - 1)]
-    body = [
-        _marked([_markdown(cell) for cell in line.cells], line, "**{}**") for line in shown.lines
-    ]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *body))
+    body = (_marked([*map(_markdown, line.cells)], line, "**{}**") for line in shown.lines)
+    return "\n".join(words.markdown(heads, body, "lr")) + "\n"
 
 
 def _markdown(text: str) -> str:
