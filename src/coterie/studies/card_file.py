@@ -7,11 +7,10 @@ docs/cards.md describes the format. Everything in it is checked before a run beg
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..core.imports import Code
 from ..errors import ConfigError, did_you_mean
@@ -116,7 +115,6 @@ def _check_methods(claim: Claim) -> None:
 
 
 PAPER = "paper"  # the scale of the file itself
-FURTHER = ("card", "columns", "paper", "claims", "scales")
 NAMING = ("data", "partition", "model", "adapt")  # tables whose fields belong to what they name
 
 
@@ -135,17 +133,52 @@ class CardTable(StrictTable):
     waits: str | None = None
 
 
-@dataclass(frozen=True)
-class Card:
-    """A table or figure of a paper, at any of its scales."""
+def _number(value: Any) -> Printed:
+    """A printed number: alone, or with its deviation in a list."""
+    parts = value if isinstance(value, list) else [value]
+    real = [part for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
+    if not 1 <= len(parts) <= 2 or len(real) != len(parts):
+        raise ValueError("expected a number or [mean, deviation]")
+    return Printed(*map(float, parts))
+
+
+class ScaleTable(BaseModel):
+    """One of ``[scales]``: fields of the config, and these."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    note: str | None = None
+    tried: str | None = None  # what was tried at this scale and left
+    columns: dict[str, Table] | None = None  # the columns of the scale, with fields of their own
+
+    @property
+    def tables(self) -> Table:
+        """The fields of the config."""
+        return dict(self.model_extra or {})
+
+
+class Card(BaseModel):
+    """A table or figure of a paper, at any of its scales; other tables of the file are a config."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
 
     path: Path
-    about: CardTable
-    tables: Table  # the config at the paper's scale
-    columns: dict[str, Table]
-    printed: dict[str, dict[str, Printed]]
-    claims: tuple[ClaimTable, ...]
-    scales: dict[str, Table]
+    about: CardTable = Field(alias="card")
+    columns: dict[str, Table] = {}
+    printed: dict[str, dict[str, Annotated[Any, BeforeValidator(_number)]]] = Field(
+        {}, alias="paper"
+    )
+    claims: tuple[ClaimTable, ...] = ()
+    scales: dict[str, ScaleTable] = {}
+
+    @property
+    def tables(self) -> Table:
+        """The config at the paper's scale."""
+        return dict(self.model_extra or {})
+
+    def at(self, scale: str) -> Table:
+        """The config at a scale."""
+        return merged(self.tables, self.scales[scale].tables if scale in self.scales else {})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,13 +195,10 @@ class Card:
         if scale not in self.names:
             known = did_you_mean(scale, self.names)
             raise ConfigError(f"{self.path}: there is no scale '{scale}'; {known}")
-        table = dict(self.scales.get(scale, {}))
-        note, narrowed = table.pop("note", None), table.pop("columns", None)
-        table.pop("tried", None)
-        base = merged(self.tables, table)
-        columns = self._columns(base, narrowed, dict(changes or {}), code or Code())
-        about = self.about
-        notes = [note, about.stand_in, about.waits, *about.notes]
+        here, about = self.scales.get(scale, ScaleTable()), self.about
+        narrowed = here.columns
+        columns = self._columns(self.at(scale), narrowed, dict(changes or {}), code or Code())
+        notes = [here.note, about.stand_in, about.waits, *about.notes]
         return Study(
             name=about.id,
             title=f"{about.paper}: {about.title}",
@@ -176,13 +206,13 @@ class Card:
             printed=self.printed,
             claims=tuple(claim_of(claim, scale) for claim in self.claims),
             tolerance=about.tolerance,
-            notes=tuple(str(text) for text in notes if text),
+            notes=tuple(text for text in notes if text),
             figure=about.figure,
             left_out=tuple(n for n in self.columns if narrowed is not None and n not in narrowed),
         )
 
     def _columns(
-        self, base: Table, narrowed: Any, changes: dict[str, Any], code: Code
+        self, base: Table, narrowed: Mapping[str, Table] | None, changes: dict[str, Any], code: Code
     ) -> tuple[StudyColumn, ...]:
         found: list[StudyColumn] = []
         for name, overrides in (self.columns or {RESULT: {}}).items():
@@ -215,63 +245,22 @@ def read_card(path: Path) -> Card:
 
 
 def _card(path: Path, tables: Table) -> Card:
-    about = _checked(CardTable, tables.get("card", {}), "card")
-    columns = _tables_of(tables, "columns")
-    scales = _tables_of(tables, "scales")
-    claims = tables.get("claims", [])
-    if not isinstance(claims, list):
-        raise ConfigError("claims: found a table; expected a list of them, [[claims]]")
-    for number in [about.number, *(table.get("number") for table in columns.values())]:
-        check_number(number, "number")
-    for scale, table in scales.items():
-        narrowed = table.get("columns")
-        if narrowed is not None and not isinstance(narrowed, Mapping):
-            raise ConfigError(f"scales.{scale}.columns: expected a table of columns")
-        for name, further in (narrowed or {}).items():
-            if name not in columns:
-                raise ConfigError(f"scales.{scale}.columns: {did_you_mean(name, columns)}")
-            if not isinstance(further, Mapping):
-                where = f"scales.{scale}.columns.{name}"
-                raise ConfigError(f"{where}: found {further!r}; expected a table of the config")
-    told = tuple(_checked(ClaimTable, one, "claims") for one in claims)
-    for claim in told:
-        check_claim(claim, (PAPER, *scales))
-    return Card(
-        path=path,
-        about=about,
-        tables={name: table for name, table in tables.items() if name not in FURTHER},
-        columns=columns,
-        printed={
-            column: {method: _printed(value, f"paper.{column}.{method}") for method, value in of}
-            for column, of in ((c, t.items()) for c, t in _tables_of(tables, "paper").items())
-        },
-        claims=told,
-        scales=scales,
-    )
-
-
-def _checked(kind: Any, value: Any, where: str) -> Any:
     try:
-        return kind.model_validate(value)
+        card = Card.model_validate({**tables, "path": path})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = ".".join(map(str, (where, *first["loc"])))
-        raise ConfigError(f"{path}: {first['msg']} (found {first['input']!r})") from None
-
-
-def _tables_of(tables: Table, name: str) -> dict[str, Table]:
-    found = tables.get(name, {})
-    if not isinstance(found, dict) or not all(isinstance(t, dict) for t in found.values()):
-        raise ConfigError(f'{name}: expected a table of tables, as in [{name}."a name"]')
-    return found
-
-
-def _printed(value: Any, where: str) -> Printed:
-    parts = value if isinstance(value, list) else [value]
-    real = [part for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
-    if not 1 <= len(parts) <= 2 or len(real) != len(parts):
-        raise ConfigError(f"{where}: found {value!r}; expected a number or [mean, deviation]")
-    return Printed(*map(float, parts))
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{place}: {first['msg']} (found {first['input']!r})") from None
+    for number in [card.about.number, *(table.get("number") for table in card.columns.values())]:
+        check_number(number, "number")
+    for scale, table in card.scales.items():
+        for name in table.columns or ():
+            if name not in card.columns:
+                known = did_you_mean(name, card.columns)
+                raise ConfigError(f"scales.{scale}.columns: {known}")
+    for claim in card.claims:
+        check_claim(claim, card.names)
+    return card
 
 
 def _loaded(path: Path, tables: Table, code: Code) -> Any:

@@ -24,7 +24,7 @@ from ..runs.config.schema import Config, Table
 from ..runs.config.sweeps import with_variants
 from ..runs.listeners import Watch
 from ..storage import files
-from .card_file import PAPER, Card, merged
+from .card_file import PAPER, Card
 from .records import CellRecord, read_records, record_for
 from .reproducing import card_of
 from .study import Study, StudyCell, StudyColumn, restricted, study_of
@@ -378,7 +378,7 @@ def tuning_of(
         raise ConfigError(f"{card.about.id} cannot be run yet: {card.about.waits}")
     else:
         study = card.study(scale, given, allowed)
-        tables = merge(merged(card.tables, card.scales.get(scale, {})), given)
+        tables = merge(card.at(scale), given)
     try:
         plan = read_plan(tables.get(TUNE), [method.name for method in study.methods])
         asked = restricted(study, columns, methods, plan.seeds)
