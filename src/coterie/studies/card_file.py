@@ -249,8 +249,13 @@ def _card(path: Path, tables: Table) -> Card:
         card = Card.model_validate({**tables, "path": path})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{place}: {first['msg']} (found {first['input']!r})") from None
+        place, wanted = (
+            ".".join(map(str, first["loc"])),
+            first["msg"].replace("dictionary", "table"),
+        )
+        for start in ("Value error, expected ", "Input should be "):
+            wanted = wanted.removeprefix(start)
+        raise ConfigError(f"{place}: found {first['input']!r}; expected {wanted}") from None
     for number in [card.about.number, *(table.get("number") for table in card.columns.values())]:
         check_number(number, "number")
     for scale, table in card.scales.items():

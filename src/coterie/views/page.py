@@ -38,14 +38,22 @@ if TYPE_CHECKING:
 
 @cache
 def _templates() -> Environment:
-    loader = PackageLoader(__package__, "templates")
-    return Environment(
-        loader=loader,
+    """The templates of all pages, with their script, its hash, and the colours of methods."""
+    made = Environment(
+        loader=PackageLoader(__package__, "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    text = resources.files(__package__).joinpath("templates/report.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    made.globals |= {
+        "script": Markup(text),
+        "script_hash": Markup(f"sha256-{digest}"),
+        "palette": {mode: Markup(style(mode)) for mode in ("light", "dark")},
+    }
+    return made
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
@@ -53,26 +61,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
 
     The page's policy allows the one script of ours by its hash, and no other.
     """
-    script, named = _script()
-    return (
-        _templates()
-        .get_template(template)
-        .render({**values, "script": script, "script_hash": named, "palette": _palette()})
-    )
-
-
-@cache
-def _palette() -> dict[str, Markup]:
-    """The colours of methods as CSS declarations, for light and for dark pages."""
-    return {"light": Markup(style("light")), "dark": Markup(style("dark"))}
-
-
-@cache
-def _script() -> tuple[Markup, Markup]:
-    """The script of the pages, and its hash as a content security policy names it."""
-    text = resources.files(__package__).joinpath("templates/report.js").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return Markup(text), Markup(f"sha256-{digest}")
+    return _templates().get_template(template).render(values)
 
 
 def unbroken(text: str) -> str:

@@ -62,32 +62,15 @@ def _some_serve_few(comparison: "Comparison") -> bool:
     return len({row.served for row in comparison.rows}) > 1
 
 
-def _some_federated(comparison: "Comparison") -> bool:
-    """Whether a global model was scored on a federated test set."""
-    return any(not math.isnan(row.federated_accuracy.mean) for row in comparison.rows)
-
-
-def _groups_known(comparison: "Comparison") -> bool:
-    """Whether the true groups of the clients are known."""
-    return any(run.roster.groups is not None for run in comparison.runs)
-
-
 def _score(name: str) -> Callable[["MethodRow", "Comparison"], str]:
     """A function that gives the cell for a field of the row that is a score over seeds."""
     return lambda row, on: words.spread(getattr(row, name), on.metric)
 
 
-def _beside(row: "MethodRow") -> list[str]:
-    """The texts that alarms put beside the number, each text once."""
-    return list(dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside))
-
-
 def _mean(row: "MethodRow", on: "Comparison") -> str:
-    return " ".join([words.spread(row.mean, on.metric), *_beside(row)])
-
-
-def _alone(row: "MethodRow", on: "Comparison") -> str:
-    return words.NONE if row.method == LOCAL else words.spread(row.alone, on.metric)
+    """The mean, and the texts that alarms put beside it, each once."""
+    beside = dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside)
+    return " ".join([words.spread(row.mean, on.metric), *beside])
 
 
 def _worse_off(row: "MethodRow", on: "Comparison") -> str:
@@ -107,7 +90,7 @@ COLUMNS = (
         "federated %",
         "accuracy of the global model on the federated test set, last round",
         lambda row, _: words.spread(row.federated_accuracy, "accuracy"),
-        shown=_some_federated,
+        shown=lambda on: any(not math.isnan(row.federated_accuracy.mean) for row in on.rows),
     ),
     TableColumn(
         "serves",
@@ -118,7 +101,7 @@ COLUMNS = (
     TableColumn(
         "alone",
         "the mean of Local over the clients that the method serves",
-        _alone,
+        lambda row, on: words.NONE if row.method == LOCAL else words.spread(row.alone, on.metric),
         shown=_some_serve_few,
     ),
     TableColumn(
@@ -138,7 +121,7 @@ COLUMNS = (
         "in group",
         "share of the weight on other clients, over all rounds, inside the true group",
         lambda row, _: words.share(row.in_group_weight),
-        shown=_groups_known,
+        shown=lambda on: any(run.roster.groups is not None for run in on.runs),
     ),
     TableColumn(
         "best by val.",
@@ -214,33 +197,23 @@ def methods_table(comparison: "Comparison", further: Sequence[str] = ()) -> Tabl
 
 def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     """For every method but Local: its mean gain over Local, and the tests of that gain."""
-    lines: list[tuple[str, ...]] = []
+    lines = []
     for row in comparison.rows:
-        found = (comparison.judgements or {}).get(row.method)
         if row.paired is None:
             continue
-        questions = ("these_sites", "trained_again", "sites_like_these")
-        means = [getattr(found, name, None) for name in questions]
-        cells = [_gain_cells(mean, comparison.metric) for mean in means]
+        found = (comparison.judgements or {}).get(row.method)
+        means: list[MeanGain | None] = [getattr(found, name, None) for name in judgement.QUESTIONS]
+        cells = [words.NONE] * 3 * len(means)
+        for at, mean in enumerate(means):
+            if mean is not None:
+                low, high = (words.number(x, comparison.metric) for x in (mean.low, mean.high))
+                gain = words.number(mean.gain, comparison.metric, sign=True)
+                cells[3 * at : 3 * at + 3] = gain, f"{low} to {high}", words.chance(mean.p)
         if found is None or not found.tested:
-            cells[0] = (*cells[0][:2], words.NONE)
-        lines.append(
-            (
-                words.label(row.method),
-                *(cell for some in cells for cell in some),
-                str(row.paired.n),
-                words.chance(row.paired.p),
-            )
-        )
+            cells[2] = words.NONE
+        paired = str(row.paired.n), words.chance(row.paired.p)
+        lines.append((words.label(row.method), *cells, *paired))
     return lines
-
-
-def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str, str]:
-    """A mean gain, its interval and its p-value."""
-    if mean is None:
-        return words.NONE, words.NONE, words.NONE
-    low, high = (words.number(x, metric) for x in (mean.low, mean.high))
-    return words.number(mean.gain, metric, sign=True), f"{low} to {high}", words.chance(mean.p)
 
 
 FOR_USE = "The model for use is that of {}: its validation score is the median of the folds."
@@ -295,14 +268,11 @@ def spent_text(summary: Mapping[str, Any]) -> str:
 def to_text(shown: Table) -> str:
     """The table as plain text; ``*`` marks the best mean, ``!`` a row with an alarm."""
     heads = ["", *(column.head for column in shown.columns)]
-    body = [[_mark(line), *line.cells] for line in shown.lines]
+    marks = ("!" if line.alarm else "*" if line.best else " " for line in shown.lines)
+    body = [[mark, *line.cells] for mark, line in zip(marks, shown.lines, strict=True)]
     widths = [max(map(len, cells)) for cells in zip(heads, *body, strict=True)]
     lines = [_aligned(heads, widths), "  ".join("─" * width for width in widths)]
     return "\n".join([*lines, *(_aligned(cells, widths) for cells in body)])
-
-
-def _mark(line: Line) -> str:
-    return "!" if line.alarm else "*" if line.best else " "
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
