@@ -11,10 +11,10 @@ from markupsafe import Markup
 from ..core import metrics
 from ..runs.run import LOCAL
 from ..views import words
-from ..views.figures import Axis, Curve, curve_of, method_curves, scatter
+from ..views.figures import Axis, Curve, curve_of, method_curves, scatter, titled
 from ..views.helping import heatmap
 from ..views.page import rendered
-from ..views.svg import Scale, tag
+from ..views.svg import Scale
 from .card_text import WARNING, about_column, claim_lines, column_table, tests, warnings
 from .outcome import StudyOutcome
 from .records import CellRecord
@@ -124,14 +124,11 @@ def _value_axis(values: list[float], field: str) -> Axis:
     """An axis that marks the swept values themselves."""
 
     def axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
-        near, marks = -math.inf, []
+        kept: list[float] = []
         for value in values:
-            if x(value) - near >= 26:
-                near = x(value)
-                text = f"{value:g}"
-                marks.append(tag("text", text, x=near, y=base + 17, class_="tick middle"))
-        middle = (x.start + x.end) / 2
-        return [*marks, tag("text", field, x=middle, y=base + 33, class_="tick middle")]
+            if not kept or x(value) - x(kept[-1]) >= 26:
+                kept.append(value)
+        return titled({value: f"{value:g}" for value in kept}, field, x, base)
 
     return axis
 

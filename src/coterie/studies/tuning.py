@@ -250,7 +250,12 @@ class Tuning:
             f"{self.command}: {', '.join(dict.fromkeys(numbers))}, {plan.trials} trials per "
             f"method, seeds {', '.join(map(str, seeds))}"
         )
-        notes = [UNEQUAL, *self.notes, *filter(None, map(_edges, found))]
+        notes = [UNEQUAL, *self.notes]
+        notes += [
+            f"{one.label}: the best {', '.join(one.at_edge)} is at the edge of what was searched"
+            for one in found
+            if one.at_edge
+        ]
         fewer = [m.label for m in found if m.exhausted and len(m.trials) < plan.trials]
         if fewer:
             notes.append(f"fewer trials, because all values were tried: {', '.join(fewer)}")
@@ -313,12 +318,6 @@ def _needed(method: Method, space: Space) -> dict[str, Any]:
     if any(field.startswith("adapt.") for field in space):
         kept["adapt"] = {"name": method.own_adaptation, **method.adapt_fields}
     return kept
-
-
-def _edges(found: TunedMethod) -> str:
-    if not found.at_edge:
-        return ""
-    return f"{found.label}: the best {', '.join(found.at_edge)} is at the edge of what was searched"
 
 
 Tunable = Mapping[str, Any] | str | Path
