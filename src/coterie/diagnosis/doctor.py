@@ -22,7 +22,7 @@ from ..engines.auto import PROBE_STEPS, Candidate
 from ..engines.base import Work
 from ..engines.settings import EngineSettings, Length
 from ..engines.vmap import VmapBackend, compiler_version
-from ..errors import printable
+from ..errors import few, printable
 from ..runs.accounting import foreseen
 from ..runs.assemble import Assembly, assemble
 from ..runs.config.methods import Method
@@ -132,7 +132,7 @@ def _vocabulary(federation: Federation) -> list[tuple[str, str]]:
     return [
         (
             "categories",
-            f"every site, and every exported card, sees the names in {findings.some(names)}; "
+            f"every site, and every exported card, sees the names in {few(names)}; "
             "[levels] in site.toml hashes a column's names or keeps those of a list",
         )
     ]

@@ -19,13 +19,14 @@ from ..core.metrics import METRICS, Array, score
 from ..data.arrays import Floats
 from ..data.federation import Dataset, Federation, sample_hashes
 from ..data.sources.sheets import NO_CELL
+from ..errors import few
 from ..runs.run import Roster
 
 OFF = 10.0  # times the others' median or spread: another unit, as cm and m
 FAR = 1000.0  # times the median distance from the median over all clients
 FEW = 3  # classes whose shares are said
 FEWEST = 5  # known numbers of a client from which its median and spread are compared
-MANY = 8  # at most so many clients are named in a warning
+MANY = 8  # warnings of one kind, at most
 HIGH = 80.0  # percent: an accuracy of always answering the commonest class that hides failures
 COARSE = 20.0  # percentage points: a test set that shows only larger gains tells little
 
@@ -349,11 +350,6 @@ def _column(data: Dataset, at: int) -> str:
 # ---- warnings: one sentence each, with clients and columns ---------------------------------------
 
 
-def some(names: Sequence[str], most: int = MANY) -> str:
-    """The first names, separated by commas."""
-    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
-
-
 def _capped(said: list[str], what: str) -> list[str]:
     """The first warnings, and how many more there are."""
     more = len(said) - MANY
@@ -363,7 +359,7 @@ def _capped(said: list[str], what: str) -> list[str]:
 def data_warnings(federation: Federation) -> list[str]:
     """Warnings about columns that clients wrote in different ways, or left empty."""
     empty = [
-        f"column '{column}' is empty in all rows of {some(clients)}; their models learn nothing "
+        f"column '{column}' is empty in all rows of {few(clients)}; their models learn nothing "
         "from it"
         for column, clients in empty_columns(federation).items()
     ]
@@ -385,8 +381,8 @@ def _spellings(federation: Federation) -> list[str]:
     told = {pair.column for pair in pairs}
     return [
         *(
-            f"column '{pair.column}': '{pair.one}' ({some(pair.at)}) and '{pair.other}' "
-            f"({some(pair.other_at)}) look like one category written in two ways; write it one way"
+            f"column '{pair.column}': '{pair.one}' ({few(pair.at)}) and '{pair.other}' "
+            f"({few(pair.other_at)}) look like one category written in two ways; write it one way"
             for pair in pairs
         ),
         *(
@@ -399,10 +395,10 @@ def _spellings(federation: Federation) -> list[str]:
 
 def _coded(column: str, odd: list[Coding]) -> str:
     """One warning for a column, of however many clients have categories of their own."""
-    own = [f"'{one.client}' ({some(one.own, MANY if len(odd) == 1 else 2)})" for one in odd]
-    others = f"; the others use {some(odd[0].others)}" if len(odd) == 1 else ""
+    own = [f"'{one.client}' ({few(one.own, 8 if len(odd) == 1 else 2)})" for one in odd]
+    others = f"; the others use {few(odd[0].others)}" if len(odd) == 1 else ""
     return (
-        f"column '{column}': no other client uses the categories of {some(own)}{others}; check "
+        f"column '{column}': no other client uses the categories of {few(own)}{others}; check "
         "that they mean the same by it, or write what is the same one way"
     )
 
@@ -428,12 +424,12 @@ def score_warnings(sites: Sequence[SitePart], metric: str) -> list[str]:
     if blind:
         found.append(
             f"{len(blind)} of {len(sites)} clients have too few test samples (or units) to show "
-            f"any gain of their own: {some(blind)}; raise data.test, or collect more"
+            f"any gain of their own: {few(blind)}; raise data.test, or collect more"
         )
     if coarse and METRICS[metric].targets == "classes":
         found.append(
             f"{len(coarse)} of {len(sites)} clients have test data that shows only large gains of "
-            f"their own (test samples or units: the smallest gain): {some(coarse)}; the mean over "
+            f"their own (test samples or units: the smallest gain): {few(coarse)}; the mean over "
             "clients may still tell, and --folds 5 tests all of their samples"
         )
     return found
@@ -451,17 +447,17 @@ def repeated_warnings(federation: Federation, repeated: Duplicates) -> list[str]
     if repeated.across_splits:
         found.append(
             f"{sum(repeated.across_splits.values())} samples are in more than one of train, "
-            f"validation and test data of a client: {some(list(repeated.across_splits))}"
+            f"validation and test data of a client: {few(list(repeated.across_splits))}"
         )
     if repeated.across_clients:
         found.append(
             f"{repeated.across_clients} samples are held by more than one client: "
-            f"{some(list(repeated.holders))}"
+            f"{few(list(repeated.holders))}"
         )
     if units := shared_units(federation):
         found.append(
             f"{len(units)} units are named at more than one client and taken for different ones "
-            f"there: {some(units)}; if they are the same, one client may train on what tests "
+            f"there: {few(units)}; if they are the same, one client may train on what tests "
             "another"
         )
     return found
@@ -473,7 +469,7 @@ def weak_warnings(roster: Roster, participation: float) -> list[str]:
     for name, lack in roster.weak.items():
         kinds.setdefault(lack, []).append(name)
     found = [
-        f"{len(names)} of {len(roster)} clients have {lack}: {some(names)}"
+        f"{len(names)} of {len(roster)} clients have {lack}: {few(names)}"
         for lack, names in kinds.items()
     ]
     if participation * len(roster) < 1:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from ...errors import CoterieWarning, DataError
+from ...errors import CoterieWarning, DataError, few
 from ...storage.files import strict
 from ..arrays import Array, Floats
 
@@ -411,8 +411,7 @@ MOST_SHOWN = 8  # names that a message lists
 
 def some(names: Sequence[str]) -> str:
     """The first names in quotes, and how many more there are."""
-    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return ", ".join(f"'{name}'" for name in names[:MOST_SHOWN]) + more
+    return few([f"'{name}'" for name in names], MOST_SHOWN)
 
 
 def categories(sheet: Sheet, name: str) -> pa.ChunkedArray:
