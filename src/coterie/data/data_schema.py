@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 import torch
@@ -311,7 +311,14 @@ def _column(name: str, by_site: Mapping[str, InputColumn]) -> InputColumn:
         for kind in ("numbers", "levels", "empty")
     }
     if found["numbers"] and found["levels"]:
-        _refuse_mixed(name, found["numbers"], found["levels"], by_site[found["levels"][0]].levels)
+        texts = found["levels"]
+        example = next((text for text in by_site[texts[0]].levels if text != NO_CELL), NO_CELL)
+        raise DataError(
+            f"column '{name}' is numbers at {few(found['numbers'])} and text at {few(texts)} (such "
+            f"as '{example}' at {texts[0]}); write numbers at all sites, or make it a category at "
+            f"all sites with data.categories = ['{name}'], or leave it out with data.drop = "
+            f"['{name}']"
+        )
     missing = any(column.missing for column in by_site.values())
     if not found["levels"]:
         return InputColumn(name, "numbers" if found["numbers"] else "empty", missing)
@@ -327,17 +334,6 @@ def _column(name: str, by_site: Mapping[str, InputColumn]) -> InputColumn:
             f"column out at all sites with data.drop = ['{name}']"
         )
     return InputColumn(name, "levels", levels=levels)
-
-
-def _refuse_mixed(
-    name: str, numbers: list[str], texts: list[str], examples: tuple[str, ...]
-) -> NoReturn:
-    example = next((text for text in examples if text != NO_CELL), NO_CELL)
-    raise DataError(
-        f"column '{name}' is numbers at {few(numbers)} and text at {few(texts)} (such as "
-        f"'{example}' at {texts[0]}); write numbers at all sites, or make it a category at all "
-        f"sites with data.categories = ['{name}'], or leave it out with data.drop = ['{name}']"
-    )
 
 
 def _sorted(names: list[str]) -> tuple[str, ...]:

@@ -142,12 +142,10 @@ def _recurrent(network: Recurrent) -> str:
     return f"Recurrent({table.num_embeddings}, {network.head.out_features}, {sizes})"
 
 
-def _group_norm(norm: nn.GroupNorm) -> str:
-    return f"nn.GroupNorm({norm.num_groups}, {norm.num_channels}, eps={norm.eps})"
-
-
 _WRITERS: dict[type[nn.Module], _Writer] = {
-    nn.GroupNorm: _Writer(_group_norm),  # its repr has an argument that older versions do not know
+    nn.GroupNorm: _Writer(  # its repr has an argument that older versions do not know
+        lambda norm: f"nn.GroupNorm({norm.num_groups}, {norm.num_channels}, eps={norm.eps})"
+    ),
     Residual: _Writer(_residual, (norm_layer, Residual)),
     Recurrent: _Writer(_recurrent, (head, Recurrent)),
 }
