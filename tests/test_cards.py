@@ -19,7 +19,7 @@ from coterie.errors import ConfigError, StoppedError, StoreError
 from coterie.runs.config.loading import load
 from coterie.storage import lock
 from coterie.studies import reproducing
-from coterie.studies.card_file import ClaimTable, claim_of, merged, read_card
+from coterie.studies.card_file import checked_claim, claim_of, merged, read_card
 from coterie.studies.card_text import markdown, warnings
 from coterie.studies.outcome import (
     FAILS,
@@ -514,7 +514,7 @@ def test_a_claim_with_p_holds_only_where_all_signed_rank_tests_are_below_it(stud
 def test_p_beside_another_relation_or_between_columns_is_refused():
     for given in ({"best": "a"}, {"above": ("a | x", "b | x")}, {"below": ("a", "b")}):
         with pytest.raises(ConfigError, match="found p; expected it beside methods of one column"):
-            claim_of(ClaimTable(text="t", p=0.01, **given), "paper")
+            checked_claim(Claim(**claim_of({"text": "t", "p": 0.01, **given})))
 
 
 @pytest.fixture(scope="module")

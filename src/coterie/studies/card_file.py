@@ -6,11 +6,11 @@ docs/cards.md describes the format. Everything in it is checked before a run beg
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..core.imports import Code
 from ..errors import ConfigError, did_you_mean
@@ -39,70 +39,31 @@ class StrictTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ClaimTable(StrictTable):
-    """One entry of ``[[claims]]``; exactly one of its relations is given."""
-
-    text: str
-    columns: tuple[str, ...] = ()
-    number: str | None = None
-    above: tuple[str, ...] | None = None
-    below: tuple[str, ...] | None = None
-    rises: tuple[str, ...] | None = None
-    falls: tuple[str, ...] | None = None
-    best: str | None = None
-    level: tuple[str, str] | None = None
-    at_least: tuple[str, float] | None = None
-    cause: str | dict[str, str] | None = None  # why it fails; by scale if found at some only
-    by: float = 0.0
-    within: float = 2.0
-    p: Annotated[float, Field(gt=0, le=1)] | None = None
-    place: Literal["abstract", "conclusion"] | None = None
-    ours: str | None = None
-    lead_over: str | None = None
-
-
-def check_claim(table: ClaimTable, scales: Sequence[str]) -> None:
-    """Refuse a claim that cannot be judged, or that has the cause of a scale that is not there."""
-    claim_of(table, scales[0])
-    for scale in table.cause if isinstance(table.cause, dict) else ():
-        if scale not in scales:
-            raise ConfigError(
-                f"claims: '{table.text}': cause: there is no scale '{scale}'; "
-                f"{did_you_mean(scale, scales)}"
-            )
-
-
-def claim_of(table: ClaimTable, scale: str) -> Claim:
-    """The claim that a table states, with the cause of its failure at this scale.
-
-    A table without a relation, or with several, is refused.
-    """
-    given = {name: getattr(table, name) for name in RELATIONS}
-    given = {name: value for name, value in given.items() if value is not None}
+def claim_of(found: Any) -> Any:
+    """The fields of a claim from an entry of ``[[claims]]``, which has exactly one relation."""
+    if not isinstance(found, dict):
+        return found
+    given = {name: value for name, value in found.items() if name in RELATIONS}
     if len(given) != 1:
         raise ConfigError(
-            f"claims: '{table.text}' has {len(given)} relations; expected one of "
+            f"claims: '{found.get('text')}' has {len(given)} relations; expected one of "
             f"{', '.join(RELATIONS)}"
         )
-    check_number(table.number, "claims.number")
     ((relation, value),) = given.items()
-    if relation == "at_least":
-        methods, margin = (value[0],), value[1]
-    else:
-        methods = (value,) if isinstance(value, str) else tuple(value)
-        margin = table.within if relation == "level" else table.by
-    cause = table.cause.get(scale) if isinstance(table.cause, dict) else table.cause
-    rest = margin, table.columns, table.number, cause, table.p
-    ours = table.place, table.ours, table.lead_over
-    claim = Claim(table.text, relation, methods, *rest, *ours)
-    _check_methods(claim)
-    return claim
+    rest = {name: value for name, value in found.items() if name not in RELATIONS}
+    by, within = rest.pop("by", 0.0), rest.pop("within", 2.0)
+    margin = within if relation == "level" else by
+    if relation == "at_least" and isinstance(value, list) and len(value) == 2:
+        value, margin = value
+    methods = [value] if isinstance(value, str) else value
+    return {**rest, "relation": relation, "methods": methods, "margin": margin}
 
 
-def _check_methods(claim: Claim) -> None:
-    """Refuse a claim that could not fail, or whose columns contradict each other."""
+def checked_claim(claim: Claim) -> Claim:
+    """The claim; refuses one that could not fail, or whose columns contradict each other."""
+    check_number(claim.number, "claims.number")
     where, placed = f"claims: '{claim.text}': {claim.relation}", [IN in m for m in claim.methods]
-    if claim.relation == "best" and any(placed):
+    if claim.relation == "best" and (any(placed) or len(claim.methods) > 1):
         raise ConfigError(f"{where}: found a column; expected a method, and columns = [...]")
     if claim.relation != "best" and len(claim.methods) < FEWEST.get(claim.relation, 2):
         raise ConfigError(f"{where}: found {len(claim.methods)} methods; expected two or more")
@@ -112,6 +73,7 @@ def _check_methods(claim: Claim) -> None:
         raise ConfigError(f"{where}: found p; expected it beside methods of one column in 'above'")
     if all(placed) and claim.columns:
         raise ConfigError(f"{where}: every method names its column; remove columns = [...]")
+    return claim
 
 
 PAPER = "paper"  # the scale of the file itself
@@ -168,7 +130,9 @@ class Card(BaseModel):
     printed: dict[str, dict[str, Annotated[Any, BeforeValidator(_number)]]] = Field(
         {}, alias="paper"
     )
-    claims: tuple[ClaimTable, ...] = ()
+    claims: tuple[
+        Annotated[Claim, BeforeValidator(claim_of), AfterValidator(checked_claim)], ...
+    ] = ()
     scales: dict[str, ScaleTable] = {}
 
     @property
@@ -204,7 +168,10 @@ class Card(BaseModel):
             title=f"{about.paper}: {about.title}",
             columns=columns,
             printed=self.printed,
-            claims=tuple(claim_of(claim, scale) for claim in self.claims),
+            claims=tuple(
+                c._replace(cause=c.cause.get(scale)) if isinstance(c.cause, dict) else c
+                for c in self.claims
+            ),
             tolerance=about.tolerance,
             notes=tuple(text for text in notes if text),
             figure=about.figure,
@@ -264,7 +231,11 @@ def _card(path: Path, tables: Table) -> Card:
                 known = did_you_mean(name, card.columns)
                 raise ConfigError(f"scales.{scale}.columns: {known}")
     for claim in card.claims:
-        check_claim(claim, card.names)
+        for scale in claim.cause if isinstance(claim.cause, dict) else ():
+            if scale not in card.names:
+                known = did_you_mean(scale, card.names)
+                told = f"claims: '{claim.text}': cause: there is no scale '{scale}'"
+                raise ConfigError(f"{told}; {known}")
     return card
 
 
