@@ -204,13 +204,6 @@ class Comparison:
                 found[one.client].append(one)
         return {client: tuple(gains) for client, gains in found.items()}
 
-    def client_gains(self, name: str) -> tuple[ClientGain, ...]:
-        """The gain of one client over its own local model, by each method."""
-        if name not in self.gains_by_client:
-            known = did_you_mean(name, self.gains_by_client)
-            raise ConfigError(f"there is no client '{name}'; {known}")
-        return self.gains_by_client[name]
-
     @cached_property
     def verdict(self) -> str:
         """Whether joining is worth it, in a sentence or two."""
@@ -227,9 +220,10 @@ class Comparison:
     @cached_property
     def answers(self) -> tuple["SiteAnswer", ...]:
         """The answers to all clients; none if there is no method beside Local."""
-        from .verdict import answers
+        from .verdict import site_answer
 
-        return answers(self)
+        names = () if self.choice is None else self.runs[0].roster.clients
+        return tuple(site_answer(self, name) for name in names)
 
     def to_pandas(self) -> Any:
         """A DataFrame with one row per method, seed, evaluated round and client."""
