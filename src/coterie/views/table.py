@@ -197,23 +197,32 @@ def methods_table(comparison: "Comparison", further: Sequence[str] = ()) -> Tabl
 
 def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     """For every method but Local: its mean gain over Local, and the tests of that gain."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for row in comparison.rows:
+        found = (comparison.judgements or {}).get(row.method)
         if row.paired is None:
             continue
-        found = (comparison.judgements or {}).get(row.method)
-        means: list[MeanGain | None] = [getattr(found, name, None) for name in judgement.QUESTIONS]
-        cells = [words.NONE] * 3 * len(means)
-        for at, mean in enumerate(means):
-            if mean is not None:
-                low, high = (words.number(x, comparison.metric) for x in (mean.low, mean.high))
-                gain = words.number(mean.gain, comparison.metric, sign=True)
-                cells[3 * at : 3 * at + 3] = gain, f"{low} to {high}", words.chance(mean.p)
+        means = [getattr(found, name, None) for name in judgement.QUESTIONS]
+        cells = [_gain_cells(mean, comparison.metric) for mean in means]
         if found is None or not found.tested:
-            cells[2] = words.NONE
-        paired = str(row.paired.n), words.chance(row.paired.p)
-        lines.append((words.label(row.method), *cells, *paired))
+            cells[0] = (*cells[0][:2], words.NONE)
+        lines.append(
+            (
+                words.label(row.method),
+                *(cell for some in cells for cell in some),
+                str(row.paired.n),
+                words.chance(row.paired.p),
+            )
+        )
     return lines
+
+
+def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str, str]:
+    """A mean gain, its interval and its p-value."""
+    if mean is None:
+        return words.NONE, words.NONE, words.NONE
+    low, high = (words.number(x, metric) for x in (mean.low, mean.high))
+    return words.number(mean.gain, metric, sign=True), f"{low} to {high}", words.chance(mean.p)
 
 
 FOR_USE = "The model for use is that of {}: its validation score is the median of the folds."
