@@ -85,9 +85,10 @@ def _run(
     monitor: str | None,
     log_json: bool,
 ) -> None:
+    from ..deploy.folders import SiteFolder
     from ..deploy.running import holdings_of, run_site, site_facts
 
-    opened = _opened(folder)
+    opened = SiteFolder.open(folder)
     for line in opened.warnings():
         warnings.warn(line, CoterieWarning, stacklevel=2)
     holdings = holdings_of(opened, data, target)
@@ -102,9 +103,10 @@ def withdraw(
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
 ) -> None:
     """Leave the federation: this site answers no more, and its states are deleted."""
+    from ..deploy.folders import SiteFolder
     from ..deploy.running import withdraw as leave
 
-    opened = _opened(folder)
+    opened = SiteFolder.open(folder)
     if not yes:
         typer.confirm(f"withdraw '{opened.name}' from '{opened.federation}' for good?", abort=True)
     for line in leave(opened):
@@ -114,7 +116,9 @@ def withdraw(
 @app.command()
 def renew(folder: Folder) -> None:
     """Replace this site's keys; the coordinator must then revoke the old and admit the new."""
-    opened = _opened(folder)
+    from ..deploy.folders import SiteFolder
+
+    opened = SiteFolder.open(folder)
     opened.renew()
     print(printable(f"the site '{opened.name}' has new keys, which are not admitted yet"))
     _what_to_send(opened)
@@ -124,9 +128,10 @@ def renew(folder: Folder) -> None:
 def requests(folder: Folder, data: Data = None, target: Target = None) -> None:
     """Show what the coordinator asks this site's owner to approve, and what would leave."""
     from ..deploy.approval import Approvals
+    from ..deploy.folders import SiteFolder
     from ..deploy.running import holdings_of, texts_told
 
-    opened = _opened(folder)
+    opened = SiteFolder.open(folder)
     waiting = Approvals(opened).waiting()
     for request in waiting:
         methods, others = ", ".join(request.methods), len(request.clients) - 1
@@ -156,9 +161,10 @@ def approve(
 ) -> None:
     """Approve a request: its methods, sites and rounds, and the texts that 'requests' shows."""
     from ..deploy.approval import Approvals
+    from ..deploy.folders import SiteFolder
     from ..deploy.running import holdings_of, texts_told
 
-    opened = _opened(folder)
+    opened = SiteFolder.open(folder)
     holdings = holdings_of(opened, data, target)
     for line in texts_told(holdings):
         print(printable(f"texts that leave: {line}"))
@@ -176,9 +182,10 @@ def division(
     target: Target = None,
 ) -> None:
     """Write this site's data with the part of each row, so that you can simulate with it."""
+    from ..deploy.folders import SiteFolder
     from ..deploy.running import holdings_of
 
-    made = holdings_of(_opened(folder), data, target).export(out)
+    made = holdings_of(SiteFolder.open(folder), data, target).export(out)
     print(printable(f"{made}: this site's own rows; it stays here"))
 
 
@@ -189,8 +196,9 @@ def renew_division(
 ) -> None:
     """Divide this site's rows anew; what has left is remembered, and sums may have to wait."""
     from ..deploy.division import SiteDivision
+    from ..deploy.folders import SiteFolder
 
-    opened = _opened(folder)
+    opened = SiteFolder.open(folder)
     if not yes:
         typer.confirm("divide the rows anew, so that test rows may train from now on?", abort=True)
     SiteDivision(opened.path, opened.name, (0.0, 0.0)).renew()
@@ -200,9 +208,10 @@ def renew_division(
 @app.command()
 def show(folder: Folder) -> None:
     """Show this site's fingerprints, its consent, what was agreed and what left it."""
+    from ..deploy.folders import SiteFolder
     from ..deploy.site_report import described
 
-    opened = _opened(folder)
+    opened = SiteFolder.open(folder)
     for line in opened.warnings():
         warnings.warn(line, CoterieWarning, stacklevel=2)
     print(described(opened))
@@ -220,21 +229,17 @@ def export(
     recalibrate: Annotated[bool, RECALIBRATE] = False,
 ) -> None:
     """Write this site's own final model as a folder: parameters, preprocessing, a model card."""
+    from ..deploy.folders import SiteFolder
     from ..deploy.site_model import export_site
     from ..views.clinical import ClinicalChoice
 
     choice = ClinicalChoice.checked(specificity, positive)
     place = files.folder_of(out, "--out")
-    show_export(export_site(_opened(folder), place, experiment, choice, recalibrate=recalibrate))
+    site = SiteFolder.open(folder)
+    show_export(export_site(site, place, experiment, choice, recalibrate=recalibrate))
 
 
 app.command()(predict)
-
-
-def _opened(folder: Path) -> "SiteFolder":
-    from ..deploy.folders import SiteFolder
-
-    return SiteFolder.open(folder)
 
 
 def _what_to_send(site: "SiteFolder") -> None:
