@@ -277,7 +277,7 @@ def _density(margin: Tensor, shown: Tensor, which: Tensor) -> Tensor:
     return -((margin - mean) ** 2) / (2 * spread) - spread.log() / 2
 
 
-def true_positives(scores: Tensor, member: Tensor, low: float = LOW) -> float:
-    """The share of members that score above all but the share ``low`` of the others."""
-    limit = scores[~member].quantile(1 - low)
+def true_positives(scores: Tensor, member: Tensor) -> float:
+    """The share of members that score above all but the share ``LOW`` of the others."""
+    limit = scores[~member].quantile(1 - LOW)
     return float((scores[member] > limit).double().mean())
