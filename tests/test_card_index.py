@@ -2,24 +2,18 @@
 
 import contextlib
 import re
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from coterie.errors import ConfigError
 from coterie.storage import lock
-from coterie.studies.reproducing import all_states, card_of, reproduction
+from coterie.studies.paper_page import BEGIN, END, all_states, pages
+from coterie.studies.reproducing import card_of, reproduction
 from support import cards_home
 from test_cards import CARD, taken
 
 ROOT = Path(__file__).parents[1]
-_spec = spec_from_file_location("papers", ROOT / "docs" / "results" / "papers.py")
-assert _spec is not None
-assert _spec.loader is not None
-papers = module_from_spec(_spec)
-_spec.loader.exec_module(papers)
-BEGIN, END = papers.BEGIN, papers.END
 
 CHEAP = CARD.replace('["local", "fedavg", "fedprox@mu"]', '["local", "fedavg"]')
 
@@ -78,8 +72,6 @@ def test_all_runs_the_right_cards_and_reports_the_wrong_one_at_the_end(
     assert "found 1 error in card files" in err
     assert says in out.splitlines()[-1]
     assert (cards.parent / "runs" / "P1-T9-small" / "card.md").exists()
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        papers.write(Path("pub"))
     # a page without the wrong card would say nothing of what was published of it
     assert not (cards.parent / "fedfomo.md").exists()
 
@@ -126,7 +118,7 @@ def test_the_index_is_put_between_the_markers_and_leads_to_pages_and_pictures(ca
     (home / "README.md").write_text(PART)
     assert reproduce("P1-T8", "--scale", "small", "--publish", "docs/cards")[0] == 0
     for _ in range(2):
-        papers.write(Path("docs/cards"))
+        assert reproduce("--list", "--publish", "docs/cards")[0] == 0
         text = (home / "README.md").read_text()
         assert text.startswith(f"# Ours\n\nbefore\n\n{BEGIN}\n")
         assert text.endswith(f"{END}\n\nafter\n")
@@ -136,14 +128,16 @@ def test_the_index_is_put_between_the_markers_and_leads_to_pages_and_pictures(ca
     pictures = re.findall(r"!\[.*?\]\(([^)]*)\)", page)
     assert pictures == ["pictures/p1-t8.svg"]
     assert (home / pictures[0]).read_text().startswith("<svg")
+    assert reproduce("FedFomo", "--show", "--publish", "docs/cards") == (0, f"{page}\n", "")
 
 
 @pytest.mark.parametrize("page", [BEGIN, END, f"{END}\n{BEGIN}", "ours"])
-def test_a_readme_without_both_markers_is_refused_and_kept(cards, page):
+def test_a_readme_without_both_markers_is_refused_and_kept(cards, reproduce, page):
     path = cards.parent / "README.md"
     path.write_text(page)
-    with pytest.raises(ConfigError, match=r"README\.md: found"):
-        papers.write(Path("pub"))
+    code, _, err = reproduce("--list", "--publish", "pub")
+    assert code == 2
+    assert "README.md: found" in err
     assert path.read_text() == page
 
 
@@ -179,7 +173,7 @@ def test_claims_are_counted_at_the_largest_scale_that_judges_them_and_scales_are
     home = cards.parent
 
     def page():
-        papers.write(Path("pub"))
+        reproduce("--list", "--publish", "pub")
         (index,) = [line for line in (home / "README.md").read_text().splitlines() if "[" in line]
         return index.split(" | ")[1:-1], (home / "fedfomo.md").read_text()
 
@@ -213,8 +207,8 @@ def test_the_pages_in_the_documentation_are_those_of_their_records():
     published = ROOT / "docs" / "results" / "cards"
     found, wrong = all_states(published)
     assert wrong == []
-    say = "run 'python docs/results/papers.py'"
-    for path, text in papers.pages(found, published).items():
+    say = "run 'coterie reproduce --list --publish docs/results/cards'"
+    for path, text in pages(found, published).items():
         assert path.read_text("utf-8") == text, say
         rows = [line for line in text.splitlines() if path.suffix == ".md" and line[:1] == "|"]
         assert all(len(row) <= 200 for row in rows), path

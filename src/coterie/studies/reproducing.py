@@ -2,12 +2,10 @@
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..api import listeners_of
 from ..core.imports import Code, Given
@@ -17,7 +15,7 @@ from ..runs.listeners import Watch
 from ..storage import files
 from .card_file import PAPER, Card, read_card
 from .card_text import markdown
-from .outcome import JUDGED, NOT_RUN, PARTIAL, STATES, Judged, StudyOutcome
+from .outcome import StudyOutcome
 from .records import CellRecord, published_records, read_records, record_for, records_text
 from .study import Study, restricted
 from .study_page import study_page
@@ -248,94 +246,3 @@ def _records_in(path: Path, _changed: int) -> dict[str, CellRecord]:
     """The records of one published file; read again when the file has changed."""
     found = files.read_json(path)
     return {record.key: record for record in published_records(found, path)}
-
-
-# ---- what became of the papers' claims ---------------------------------------------------------
-
-PAPERS = ("FedFomo", "FedeRiCo", "PaFL", "WAFFLE", "FedAMP")
-
-
-class CardState(NamedTuple):
-    """A card at one scale, with what was run of it."""
-
-    card: Card
-    scale: str
-    outcome: StudyOutcome
-
-
-def all_states(
-    published: Path | None, also_here: bool = False
-) -> tuple[list[CardState], list[ConfigError]]:
-    """Every card at every scale with the published runs, and each different error of a card.
-
-    With ``also_here``, runs in the folders that ``coterie reproduce`` takes if it is told none.
-    """
-    cards, wrong = all_cards()
-    known = {} if published is None else read_published(published)
-    found = []
-    for card in cards.values():
-        for scale in card.names:
-            try:
-                one = reproduction(str(card.path), scale)
-            except ConfigError as error:
-                wrong.append(error)
-            else:
-                here = known | one.known() if also_here else known
-                found.append(CardState(card, scale, StudyOutcome(one.whole, here)))
-    return found, list({str(error): error for error in wrong}.values())
-
-
-@dataclass(frozen=True)
-class Paper:
-    """One paper, with all its cards at all scales."""
-
-    name: str
-    states: tuple[CardState, ...]
-
-    @cached_property
-    def main(self) -> list[tuple[CardState, Judged]]:
-        """Each claim of its abstract and conclusion, at the largest scale that judges it.
-
-        Where none does, at the largest at which a part of it was run; else at the paper's.
-        """
-        found = []
-        for card in {one.card.about.id: one.card for one in self.states}.values():
-            scales = [one for one in self.states if one.card is card]
-            for same in zip(*([(s, j) for j in s.outcome.judged] for s in scales), strict=True):
-                if same[0][1].claim.place:
-                    ranked = [JUDGED, (PARTIAL,), (NOT_RUN,)]
-                    found.append(next(x for kind in ranked for x in same if x[1].state in kind))
-        return found
-
-    @cached_property
-    def inside(self) -> dict[str, tuple[int, int]]:
-        """How many printed numbers are inside, of how many that were compared, by scale."""
-        found: dict[str, tuple[int, int]] = {}
-        for one in self.states:
-            told = [entry.inside for entry in one.outcome.entries if entry.inside is not None]
-            if told:
-                inside, compared = found.get(one.scale, (0, 0))
-                found[one.scale] = inside + sum(told), compared + len(told)
-        return found
-
-    @property
-    def sentence(self) -> str:
-        """What became of the claims of its abstract and conclusion."""
-        if not self.main:
-            return "No claim of its abstract has a card."
-        counts = Counter(judged.state for _, judged in self.main)
-        told = [f"{counts[state]} {state}" for state in STATES if counts[state]]
-        inside, compared = self.inside.get(PAPER, (0, 0))
-        numbers = f"{inside} of {compared} printed numbers that were run are inside"
-        return (
-            f"Of {len(self.main)} claims of its abstract and conclusion, at the largest scale that "
-            f"was run: {', '.join(told)}. At the paper's scale {numbers}."
-        )
-
-
-def papers_of(states: Sequence[CardState]) -> list[Paper]:
-    """The papers that have a card, in the order of their numbers."""
-    found = [
-        Paper(name, tuple(one for one in states if one.card.about.paper == name)) for name in PAPERS
-    ]
-    return [paper for paper in found if paper.states]

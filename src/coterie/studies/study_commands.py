@@ -25,7 +25,10 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N")]
 def reproduce(
     cards: Annotated[
         list[str] | None,
-        typer.Argument(help="ids of cards (P5-T3), files of cards, or 'all'", metavar="CARD..."),
+        typer.Argument(
+            help="ids of cards (P5-T3), files of cards, or 'all'; a paper (fedfomo) with --show",
+            metavar="CARD|PAPER...",
+        ),
     ] = None,
     scale: Annotated[
         str, typer.Option(help="paper, tuned, small, digits, or another scale of the card")
@@ -56,10 +59,16 @@ def reproduce(
     Finished runs are never repeated, and one that was killed is continued. The card says which
     numbers are inside the paper's deviation or two points, and which claims hold.
     """
-    from .reproducing import reproduction, runnable
+    from ..commands import console
+    from .paper_page import page_of
+    from .reproducing import default_published, reproduction, runnable
 
     if listed or not cards:
         _list(None if publish is None else Path(publish))
+        return
+    page = page_of(cards[0], default_published(publish)) if show else None
+    if page is not None:
+        console.show(page)
         return
     changes = settings(given or [])
     if device is not None:
@@ -225,12 +234,13 @@ def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:
 
 
 def _list(published: Path | None) -> None:
-    """Print every card with its state, and what became of every paper's claims.
+    """Print every card with its state, and every paper; with a folder, write the papers' pages.
 
     A wrong card file is one line below all cards, and an error at the end.
     """
     from ..commands.console import show
-    from .reproducing import all_states, default_published, papers_of
+    from .paper_page import all_states, papers_of, write_pages
+    from .reproducing import default_published
 
     found, wrong = all_states(default_published(published), published is None)
     for card, scale, outcome in found:
@@ -241,6 +251,10 @@ def _list(published: Path | None) -> None:
         show(f"{paper.name}: {paper.sentence}")
     for error in wrong:
         show(f"wrong card: {printable(error)}")
+    if published is not None and not wrong:
+        write_pages(found, published)
+        show(f"pages: {published.resolve().parent}")
     if wrong:
         count = f"{len(wrong)} error{'s' * (len(wrong) > 1)}"
-        raise ConfigError(f"found {count} in card files, listed above; correct each file")
+        kept = "" if published is None else "; the published pages were left as they are"
+        raise ConfigError(f"found {count} in card files, listed above; correct each file{kept}")
