@@ -1,6 +1,7 @@
 """Small federations and runs that many tests share."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +171,14 @@ class NormedDigits(nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+def cards_home(folder: Path, monkeypatch: Any, **texts: str) -> Path:
+    """A folder ``experiments`` with these cards of P1, beside which the test then runs."""
+    home = folder / "experiments"
+    (home / "p1").mkdir(parents=True)
+    for name, text in texts.items():
+        (home / "p1" / f"{name}.toml").write_text(text)
+    monkeypatch.setenv("COTERIE_CARDS", str(home))
+    monkeypatch.chdir(folder)
+    return home

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coterie.cli import main
 from coterie.errors import ConfigError
 from coterie.storage import lock
-from coterie.studies import reproducing
 from coterie.studies.paper_page import BEGIN, END, all_states, pages
 from coterie.studies.reproducing import card_of, reproduction
+from support import cards_home
 from test_cards import CARD, taken
 
 ROOT = Path(__file__).parents[1]
@@ -22,25 +21,14 @@ CHEAP = CARD.replace('["local", "fedavg", "fedprox@mu"]', '["local", "fedavg"]')
 @pytest.fixture
 def cards(tmp_path, monkeypatch):
     """A folder with the cards P1-T8 and P1-T9, in which the test runs."""
-    home = tmp_path / "experiments"
-    (home / "p1").mkdir(parents=True)
-    for name in ("T8", "T9"):
-        path = home / "p1" / f"{name.lower()}.toml"
-        text = CHEAP.replace("P1-T9", f"P1-{name}")
-        path.write_text(text.replace("test = 0.5", "test = 0.4") if name == "T8" else text)
-    monkeypatch.setenv(reproducing.FOLDER, str(home))
-    monkeypatch.chdir(tmp_path)
-    return home
+    other = CHEAP.replace("P1-T9", "P1-T8").replace("test = 0.5", "test = 0.4")
+    return cards_home(tmp_path, monkeypatch, t8=other, t9=CHEAP)
 
 
-def called(capsys, *arguments):
-    """The exit code of a command, and what it printed on stdout and on stderr."""
-    code = 0
-    try:
-        main(["reproduce", *arguments])
-    except SystemExit as end:
-        code = end.code
-    return code or 0, *capsys.readouterr()
+@pytest.fixture
+def reproduce(command):
+    """Type ``coterie reproduce``; its exit code, stdout and stderr."""
+    return lambda *words: command("reproduce", *words)
 
 
 # Each spoils the card P1-T8: the file, the config of all scales, and that of the scale small. The
@@ -57,12 +45,12 @@ WRONG = [
 
 @pytest.mark.parametrize(("text", "spoilt", "says", "right"), WRONG)
 def test_the_list_shows_a_wrong_card_as_one_line_and_all_other_cards(
-    cards, capsys, text, spoilt, says, right
+    cards, reproduce, text, spoilt, says, right
 ):
     path = cards / "p1" / "t8.toml"
     assert text in path.read_text()
     path.write_text(path.read_text().replace(text, spoilt))
-    code, out, err = called(capsys, "--list")
+    code, out, err = reproduce("--list")
     assert code == 2
     assert "found 1 error in card files" in err
     *listed, _, wrong = out.splitlines()
@@ -70,16 +58,16 @@ def test_the_list_shows_a_wrong_card_as_one_line_and_all_other_cards(
     found = [line.split()[:2] for line in listed]
     assert found == [*(["P1-T8", scale] for scale in right), ["P1-T9", "paper"], ["P1-T9", "small"]]
     path.unlink()
-    assert called(capsys, "--list")[0] == 0
+    assert reproduce("--list")[0] == 0
 
 
 @pytest.mark.parametrize(("text", "spoilt", "says", "_"), WRONG)
 def test_all_runs_the_right_cards_and_reports_the_wrong_one_at_the_end(
-    cards, capsys, text, spoilt, says, _
+    cards, reproduce, text, spoilt, says, _
 ):
     path = cards / "p1" / "t8.toml"
     path.write_text(path.read_text().replace(text, spoilt))
-    code, out, err = called(capsys, "all", "--scale", "small", "--publish", "pub")
+    code, out, err = reproduce("all", "--scale", "small", "--publish", "pub")
     assert code == 2
     assert "found 1 error in card files" in err
     assert says in out.splitlines()[-1]
@@ -88,16 +76,18 @@ def test_all_runs_the_right_cards_and_reports_the_wrong_one_at_the_end(
     assert not (cards.parent / "fedfomo.md").exists()
 
 
-def test_a_wrong_option_ends_the_command_before_anything_is_run(cards, capsys):
-    code, out, err = called(capsys, "all", "--scale", "small", "--methods", "fedavgg")
+def test_a_wrong_option_ends_the_command_before_anything_is_run(cards, reproduce):
+    code, out, err = reproduce("all", "--scale", "small", "--methods", "fedavgg")
     assert (code, out) == (2, "")
     assert "did you mean 'fedavg'" in err
 
 
-def test_a_card_is_listed_and_run_from_its_own_file_where_another_file_has_its_name(cards, capsys):
+def test_a_card_is_listed_and_run_from_its_own_file_where_another_file_has_its_name(
+    cards, reproduce
+):
     (cards / "p1" / "t9.toml").rename(cards / "p1" / "t7.toml")
     (cards / "p1" / "t9.toml").write_text("[card")
-    code, out, err = called(capsys, "all", "--scale", "small")
+    code, out, err = reproduce("all", "--scale", "small")
     assert code == 2
     assert "found 1 error in card files" in err
     assert (cards.parent / "runs" / "P1-T9-small" / "card.md").exists()
@@ -122,13 +112,13 @@ def rows(text, heading):
 PART = f"# Ours\n\nbefore\n\n{BEGIN}\nan older index\n{END}\n\nafter\n"
 
 
-def test_the_index_is_put_between_the_markers_and_leads_to_pages_and_pictures(cards, capsys):
+def test_the_index_is_put_between_the_markers_and_leads_to_pages_and_pictures(cards, reproduce):
     home = cards.parent / "docs"
     home.mkdir()
     (home / "README.md").write_text(PART)
-    assert called(capsys, "P1-T8", "--scale", "small", "--publish", "docs/cards")[0] == 0
+    assert reproduce("P1-T8", "--scale", "small", "--publish", "docs/cards")[0] == 0
     for _ in range(2):
-        assert called(capsys, "--list", "--publish", "docs/cards")[0] == 0
+        assert reproduce("--list", "--publish", "docs/cards")[0] == 0
         text = (home / "README.md").read_text()
         assert text.startswith(f"# Ours\n\nbefore\n\n{BEGIN}\n")
         assert text.endswith(f"{END}\n\nafter\n")
@@ -138,14 +128,14 @@ def test_the_index_is_put_between_the_markers_and_leads_to_pages_and_pictures(ca
     pictures = re.findall(r"!\[.*?\]\(([^)]*)\)", page)
     assert pictures == ["pictures/p1-t8.svg"]
     assert (home / pictures[0]).read_text().startswith("<svg")
-    assert called(capsys, "FedFomo", "--show", "--publish", "docs/cards") == (0, f"{page}\n", "")
+    assert reproduce("FedFomo", "--show", "--publish", "docs/cards") == (0, f"{page}\n", "")
 
 
 @pytest.mark.parametrize("page", [BEGIN, END, f"{END}\n{BEGIN}", "ours"])
-def test_a_readme_without_both_markers_is_refused_and_kept(cards, capsys, page):
+def test_a_readme_without_both_markers_is_refused_and_kept(cards, reproduce, page):
     path = cards.parent / "README.md"
     path.write_text(page)
-    code, _, err = called(capsys, "--list", "--publish", "pub")
+    code, _, err = reproduce("--list", "--publish", "pub")
     assert code == 2
     assert "README.md: found" in err
     assert path.read_text() == page
@@ -173,7 +163,7 @@ above = ["fedprox", "local"]
 
 
 def test_claims_are_counted_at_the_largest_scale_that_judges_them_and_scales_are_not_merged(
-    cards, capsys
+    cards, reproduce
 ):
     path = cards / "p1" / "t9.toml"
     text = path.read_text().replace("[data]\n", CLAIMS)
@@ -183,13 +173,13 @@ def test_claims_are_counted_at_the_largest_scale_that_judges_them_and_scales_are
     home = cards.parent
 
     def page():
-        called(capsys, "--list", "--publish", "pub")
+        reproduce("--list", "--publish", "pub")
         (index,) = [line for line in (home / "README.md").read_text().splitlines() if "[" in line]
         return index.split(" | ")[1:-1], (home / "fedfomo.md").read_text()
 
     main, all_of = "## Abstract and conclusion", "### "
     assert page()[0] == ["2", "0", "0", "0", "0", "2"]
-    called(capsys, "P1-T9", "--scale", "small", "--publish", "pub")
+    reproduce("P1-T9", "--scale", "small", "--publish", "pub")
     counts, told = page()
     states = {cells[0]: (cells[2], cells[6]) for cells in rows(told, main)}
     assert states == {
@@ -202,11 +192,11 @@ def test_claims_are_counted_at_the_largest_scale_that_judges_them_and_scales_are
     assert "1 claim partial." in told.partition(f"{all_of}small")[2]
     assert not any("partial" in cells[6] for cells in rows(told, f"{all_of}small"))
     assert all(len(line) <= 200 for line in told.splitlines() if line.startswith("|"))
-    called(capsys, "P1-T9", "--publish", "pub", "--columns", "few", "--seeds", "2")
+    reproduce("P1-T9", "--publish", "pub", "--columns", "few", "--seeds", "2")
     counts, told = page()  # partial at paper scale: the judgement at the scale small stands
     assert counts == ["2", "0", "2", "0", "0", "0"]
     assert {cells[6] for cells in rows(told, f"{all_of}paper")} >= {"partial +", "partial -"}
-    called(capsys, "P1-T9", "--publish", "pub")
+    reproduce("P1-T9", "--publish", "pub")
     counts, told = page()
     assert counts == ["2", "1", "1", "0", "0", "0"]
     assert {cells[2] for cells in rows(told, main)} == {"paper"}
@@ -225,20 +215,20 @@ def test_the_pages_in_the_documentation_are_those_of_their_records():
     assert all(path.stat().st_size <= 200_000 for path in published.iterdir())
 
 
-def test_all_goes_on_where_a_dataset_is_missing_and_says_so(cards, capsys, monkeypatch):
+def test_all_goes_on_where_a_dataset_is_missing_and_says_so(cards, reproduce, monkeypatch):
     monkeypatch.setenv("COTERIE_DATA", str(cards))
     text = (cards / "p1" / "t9.toml").read_text()
     for name, given in (("T8", 'name = "mnist"'), ("T7", 'name = "digits"')):
         other = text.replace("P1-T9", f"P1-{name}").replace('name = "digits"', given)
         (cards / "p1" / f"{name.lower()}.toml").write_text(other)
-    code, out, err = called(capsys, "all", "--scale", "small")
+    code, out, err = reproduce("all", "--scale", "small")
     assert code != 0
     assert "1 of 3 cards were not run: P1-T8: " in err
     assert "# P1-T7" in out  # the card behind the one that lacks its data
     assert "# P1-T9" in out
 
 
-def test_of_several_cards_all_free_runs_come_before_any_waiting(cards, capsys, looking):
+def test_of_several_cards_all_free_runs_come_before_any_waiting(cards, reproduce, looking):
     one, other = reproduction("P1-T8", "small"), reproduction("P1-T9", "small")
     held, done = contextlib.ExitStack(), []
     held.enter_context(lock.held(taken(one, "fedavg", 0)))
@@ -248,7 +238,7 @@ def test_of_several_cards_all_free_runs_come_before_any_waiting(cards, capsys, l
         held.close()
 
     looking(sleep)
-    code, printed, told = called(capsys, "P1-T8", "P1-T9", "--scale", "small")
+    code, printed, told = reproduce("P1-T8", "P1-T9", "--scale", "small")
     assert code == 0
     assert done == [0]  # nothing of the second card was left when the first was waited for
     assert printed.index("# P1-T9") < printed.index("# P1-T8")  # shown as soon as it is complete

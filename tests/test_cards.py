@@ -18,8 +18,7 @@ from scipy.stats import ttest_1samp
 from coterie.errors import ConfigError, StoppedError, StoreError
 from coterie.runs.config.loading import load
 from coterie.storage import lock
-from coterie.studies import reproducing
-from coterie.studies.card_file import ClaimTable, claim_of, merged, read_card
+from coterie.studies.card_file import checked_claim, claim_of, merged, read_card
 from coterie.studies.card_text import markdown, warnings
 from coterie.studies.outcome import (
     FAILS,
@@ -43,6 +42,7 @@ from coterie.studies.study import (
 from coterie.studies.study_page import study_figures, study_page
 from coterie.studies.study_runs import folder_of, missing
 from coterie.studies.sweeping import sweep
+from support import cards_home
 
 CARD = """
 [card]
@@ -91,12 +91,7 @@ run.seeds = 1
 @pytest.fixture
 def cards(tmp_path, monkeypatch):
     """A folder with one card, in which the test runs."""
-    home = tmp_path / "experiments"
-    (home / "p1").mkdir(parents=True)
-    (home / "p1" / "t9.toml").write_text(CARD)
-    monkeypatch.setenv(reproducing.FOLDER, str(home))
-    monkeypatch.chdir(tmp_path)
-    return home
+    return cards_home(tmp_path, monkeypatch, t9=CARD)
 
 
 def numbers(outcome):
@@ -514,7 +509,7 @@ def test_a_claim_with_p_holds_only_where_all_signed_rank_tests_are_below_it(stud
 def test_p_beside_another_relation_or_between_columns_is_refused():
     for given in ({"best": "a"}, {"above": ("a | x", "b | x")}, {"below": ("a", "b")}):
         with pytest.raises(ConfigError, match="found p; expected it beside methods of one column"):
-            claim_of(ClaimTable(text="t", p=0.01, **given), "paper")
+            checked_claim(Claim(**claim_of({"text": "t", "p": 0.01, **given})))
 
 
 @pytest.fixture(scope="module")

@@ -74,8 +74,9 @@ def help_texts(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
         yield from help_texts(one, f"{name} {below}")
 
 
-def test_help_tells_what_arguments_are_and_shows_no_escaped_bracket():
+def test_help_tells_what_arguments_are_once_and_shows_no_escaped_bracket():
     texts = dict(help_texts(typer.main.get_command(cli.app), "coterie"))
+    assert max(text.count("rguments:\n") for text in texts.values()) == 1
     assert {"coterie", "coterie compare", "coterie deploy init"} < set(texts)
     assert "[default: direct]" in texts["coterie deploy init"]
     assert "NAME  name of the new files" in texts["coterie new"]

@@ -15,7 +15,6 @@ from coterie.core.inference import smallest_gain
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.diagnosis import findings
-from coterie.diagnosis.doctor import SiteRow
 from coterie.diagnosis.findings import data_warnings, score_warnings
 from coterie.diagnosis.leakage import leakage_warnings, one_sided
 from coterie.errors import CoterieWarning, DataError
@@ -183,18 +182,17 @@ def test_parts_hold_counts_balance_and_the_commonest_class(tmp_path):
 
 
 def test_auc_is_suggested_where_one_class_dominates_and_only_there():
-    part = findings.SitePart("a", 60, 20, 20, 20, None, {"no": 0.9, "yes": 0.1}, 90.0)
-    sites = [SiteRow(part, 10.0)]
-    assert 'metric = "auc"' in score_warnings(sites, "accuracy")[0]
-    assert score_warnings(sites, "auc") == []
-    assert score_warnings([SiteRow(part._replace(commonest=60.0), 10.0)], "accuracy") == []
+    part = findings.SitePart("a", 60, 20, 20, 20, None, {"no": 0.9, "yes": 0.1}, 90.0, 10.0)
+    assert 'metric = "auc"' in score_warnings([part], "accuracy")[0]
+    assert score_warnings([part], "auc") == []
+    assert score_warnings([part._replace(commonest=60.0)], "accuracy") == []
 
 
 def test_small_test_sets_are_named():
-    part = findings.SitePart("tiny", 20, 5, 3, 3, None, {"no": 0.5, "yes": 0.5}, 50.0)
-    larger = part._replace(client="mid", test=10, test_units=10)
-    sites = [SiteRow(p, smallest_gain(p.test_units, 4)) for p in (part, larger)]
-    blind, coarse = score_warnings(sites, "accuracy")
+    shares = {"no": 0.5, "yes": 0.5}
+    part = findings.SitePart("tiny", 20, 5, 3, 3, None, shares, 50.0, smallest_gain(3, 4))
+    larger = part._replace(client="mid", test=10, test_units=10, smallest_gain=smallest_gain(10, 4))
+    blind, coarse = score_warnings([part, larger], "accuracy")
     assert "tiny (3)" in blind
     assert "mid (10: from 40 points" in coarse
 
@@ -269,7 +267,7 @@ def test_doctor_shows_sites_exposure_time_and_memory(tmp_path):
     assert "commonest class" in text
     assert "fedfomo  the server sees: its model, and its ranking" in text
     assert "'F' (c) and 'female' (a, b, d)" in text
-    assert [row.part.client for row in found.sites] == list(SITES)
+    assert [row.client for row in found.sites] == list(SITES)
     assert "from the first rounds of 2 of 2 methods" in dict(found.facts)["training time"]
     told = found.to_dict()
     assert {*told} == {"facts", "estimate", "sites", "leaves", "warnings"}
@@ -285,5 +283,7 @@ def test_it_says_why_the_automatic_metric_is_auc(tmp_path):
     data = {"name": str(path), "client": "site", "target": "ill"}
     asked = {"data": data, "model": {"name": "linear"}, "run": {"methods": ["fedavg"]}}
     told = dict(coterie.doctor(asked, rounds=2).facts)["metric"]
-    assert told.startswith("auc: chosen because 20 % of the samples have the class 'yes', less than")
+    assert told.startswith(
+        "auc: chosen because 20 % of the samples have the class 'yes', less than"
+    )
     assert dict(coterie.doctor(asked, rounds=2, metric="auc").facts)["metric"] == "auc"

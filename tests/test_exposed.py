@@ -36,17 +36,17 @@ def test_the_users_of_a_model_are_the_distinct_others_that_gave_it_weight():
 def test_the_section_says_who_used_a_raw_model_and_who_only_sent_to_averages():
     made = {"fedavg": [history_of([None], "fedavg")], "fedfomo": [history_of([ONE, TWO])]}
     found = exposed(made)
-    assert [line.peers for line in found.methods] == [
+    assert [line[-1] for line in found.methods] == [
         "not as it is",
         "at least 0 to 2 of 2 other sites",
     ]
-    assert found.raw == ("FedFomo",)
-    assert [line.users for line in found.sites] == [("1",), ("2",), ("0",)]
+    assert found.site_heads[3:] == ("FedFomo: had by",)
+    assert [line[3:] for line in found.sites] == [("1",), ("2",), ("0",)]
     unshown = exposed({"fedfomo": [history_of([None])]}).methods[0]
-    assert unshown.peers == "not known: sites did not show their weights"
+    assert unshown[-1] == "not known: sites did not show their weights"
     own = exposed({"my.module:Method": [history_of([ONE], "my.module:Method")]}).methods[0]
-    assert (own.method, own.peers) == ("Method", "not known")
-    assert "Travels" in own.server
+    assert (own[0], own[-1]) == ("Method", "not known")
+    assert "Travels" in own[1]
 
 
 def test_whoever_was_sent_a_model_had_it_whatever_weight_it_gets():
@@ -56,13 +56,13 @@ def test_whoever_was_sent_a_model_had_it_whatever_weight_it_gets():
     )
     run = log.run()
     assert users_of([run]).tolist() == [2, 1, 0]  # the second has its weight by ONE alone
-    assert exposed({"fedfomo": [run]}).methods[0].peers == "0 to 2 of 2 other sites"
+    assert exposed({"fedfomo": [run]}).methods[0][-1] == "0 to 2 of 2 other sites"
 
 
 def test_uploads_and_what_the_guard_rejected_are_counted_for_each_site():
     found = exposed({"fedavg": [history_of([None] * 5, "fedavg")]})  # rejects site-1 in round 3
-    assert [line.uploads for line in found.sites] == [5, 4, 5]
-    assert [line.rejected for line in found.sites] == ["—", "1 not finite", "—"]
+    assert [line[1] for line in found.sites] == [5, 4, 5]
+    assert [line[2] for line in found.sites] == ["—", "1 not finite", "—"]
 
 
 def test_pages_have_the_section_and_a_site_only_its_own_row():
@@ -71,4 +71,4 @@ def test_pages_have_the_section_and_a_site_only_its_own_row():
     section = text.partition("What leaves your site")[2]
     assert re.findall(r'<th scope="row">(site-[0-9]+)</th>', section) == ["site-2"]
     (line,) = exposed({"fedfomo": [run_of("fedfomo")]}, 2).methods
-    assert line.peers == "at least 11 of 11 other sites"
+    assert line[-1] == "at least 11 of 11 other sites"

@@ -146,7 +146,7 @@ def test_names_of_files_are_plain_and_differ(comparison, monkeypatch):
     drawn = figure(10, 10, "t")
     named = [("calibration ../../A b", drawn), ("calibration a, B", drawn)]
     named += [("Hôpital Łódź", drawn), ("?", drawn)]
-    monkeypatch.setattr(figure_files, "_of_all", lambda *_: iter(named))
+    monkeypatch.setattr(figure_files, "_named", lambda *_: iter(named))
     assert list(page_figures(comparison)) == [
         *("calibration-a-b", "calibration-a-b-2", "hôpital-łódź", "figure")
     ]

@@ -379,7 +379,7 @@ def test_names_from_users_are_text_and_nothing_else(comparison):
     whole = Comparison.of([evil.runs[0], method, dressed])
     for text in (page.page(whole), whole._repr_html_(), whole.runs[2]._repr_html_()):
         assert EVIL not in text
-        assert set(scripts_of(text)) <= {page._script()[0]}
+        assert set(scripts_of(text)) <= {page._templates().globals["script"]}
         read_page(text)
     assert "&lt;script&gt;" in page.page(whole)
     assert "coterie compare &#39;&lt;script" in page.page(whole)
@@ -391,7 +391,7 @@ def test_the_page_of_a_run_stands_alone_and_tells_everything():
     reader = read_page(text)
     assert {"table", "svg", "details", "h1"} <= reader.seen
     assert reader.seen.isdisjoint({"link", "img", "iframe", "object"})
-    assert scripts_of(text) == [page._script()[0]]
+    assert scripts_of(text) == [page._templates().globals["script"]]
     assert not re.search(r"https?://|@import|url\(", text)
     assert text.count('class="client"') == CLIENTS  # one line per client
     for name in made.roster.clients:
@@ -462,7 +462,7 @@ def test_names_on_the_page_of_a_run_are_text_and_nothing_else():
         data, config={EVIL: EVIL}, environment={"argv": ["coterie", "run", EVIL]}
     )
     text = run_page(data)
-    assert scripts_of(text) == [page._script()[0]]
+    assert scripts_of(text) == [page._templates().globals["script"]]
     assert EVIL not in text
 
 

@@ -41,7 +41,7 @@ def test_the_page_of_a_site_depends_on_nothing_of_the_others_but_its_own_weights
 
 def test_the_page_of_a_site_holds_no_name_count_score_or_hash_of_another():
     found = federation()
-    text = site_page(found, "North").replace(page._script()[0], "")
+    text = site_page(found, "North").replace(page._templates().globals["script"], "")
     shown = re.sub(r"<svg.*?</svg>|<style.*?</style>", "", text, flags=re.DOTALL)
     roster = found.runs[0].roster
     for i, name in enumerate(roster.clients[1:], start=1):

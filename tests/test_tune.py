@@ -15,11 +15,11 @@ import coterie
 from coterie.commands.arguments import settings
 from coterie.errors import ConfigError, StoppedError
 from coterie.runs.config.loading import config_hash, load
-from coterie.studies import reproducing
 from coterie.studies.card_file import merged
 from coterie.studies.records import _validation, read_records
 from coterie.studies.tuned import Choices, Range, Tuned, TunedMethod, TunedTrial, read_plan
 from coterie.studies.tuning import _next, suggestions, tuning_of
+from support import cards_home
 
 RATES = {"low": 1e-4, "high": 1.0, "log": True}
 SPLITS = ["train"] * 6 + ["val"] * 3 + ["test"] * 3
@@ -246,12 +246,7 @@ tune.train.lr = [0.05]
 @pytest.fixture
 def cards(tmp_path, monkeypatch):
     """A folder with one card, in which the test runs."""
-    home = tmp_path / "experiments"
-    (home / "p1").mkdir(parents=True)
-    (home / "p1" / "t9.toml").write_text(CARD)
-    monkeypatch.setenv(reproducing.FOLDER, str(home))
-    monkeypatch.chdir(tmp_path)
-    return home
+    return cards_home(tmp_path, monkeypatch, t9=CARD)
 
 
 def test_the_values_of_a_card_are_those_with_the_best_mean_over_its_columns(cards):

@@ -44,6 +44,8 @@ def _keep_help(self: Any, made: Any = typer.core.TyperArgument.__init__, **given
 
 
 setattr(typer.core.TyperArgument, "__init__", _keep_help)  # noqa: B010
+# Both list a command's arguments: click 8.5 would do so a second time.
+setattr(typer.core.TyperCommand, "format_arguments", lambda *_: None)  # noqa: B010
 
 app = typer.Typer(
     add_completion=False,

@@ -112,3 +112,14 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1)
     guess = f"did you mean '{close[0]}'? " if close else ""
     return f"{guess}(known: {', '.join(known)})"
+
+
+def few(names: Iterable[str], most: int = 8) -> str:
+    """The first names, and how many more there are, for a message.
+
+    >>> few("abc", 2)
+    'a, b and 1 more'
+    """
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -37,10 +37,10 @@ from ..runs.listeners import Watch
 from ..runs.run import LOCAL, dense
 from ..views import judgement, words
 from ..views.comparison import Comparison
-from ..views.table import Heading, Line, Table, to_text
+from ..views.table import Line, Table, to_text
 
 if TYPE_CHECKING:
-    from ..views.comparison import Comparison, MethodRow
+    from ..views.comparison import MethodRow
 
 
 CIRCLE = "circle"  # the method whose circles an advice names
@@ -80,7 +80,7 @@ class Advice(NamedTuple):
     margin: float  # in the unit of the metric
 
 
-def conclude(comparison: "Comparison") -> Advice:
+def conclude(comparison: Comparison) -> Advice:
     """What the runs of a comparison advise; kinds of which no method was run are left out."""
     rows = {row.method: row for row in comparison.rows}
     tried = {kind: [rows[m] for m in names if m in rows] for kind, names in KINDS.items()}
@@ -91,7 +91,8 @@ def conclude(comparison: "Comparison") -> Advice:
         for simpler, kind in combinations(methods, 2)
         for gain in [method_gain(comparison, methods[kind], methods[simpler])]
     )
-    margin = _margin(comparison.metric, rows[LOCAL].mean.mean)
+    alone = rows[LOCAL].mean.mean
+    margin = MARGIN if METRICS[comparison.metric].percent else SHARE * abs(alone)
     beaten = {one.simpler for one in contests if one.won and one.gain.high >= margin}
     simplest = next(kind for kind in methods if kind not in beaten)
     doubts = {one.simpler for one in contests if one.kind == simplest and not one.won}
@@ -111,17 +112,13 @@ def _corrected(gain: MeanGain, tried: int) -> MeanGain:
     return gain.corrected(min(1.0, tried * gain.p))
 
 
-def method_gain(comparison: "Comparison", method: str, other: str) -> MeanGain:
+def method_gain(comparison: Comparison, method: str, other: str) -> MeanGain:
     """The mean gain over these clients of one method over another, on the answers of all seeds."""
     gains = judgement.site_gains(comparison, [method], other)
     found = gains and judgement.mean_gain(gains[method], judgement.one_deal(comparison))
     if not found:  # the metric is not defined on any client's test samples
         return MeanGain(0.0, math.inf, math.inf, -math.inf, math.inf, 1.0, 0)
     return found
-
-
-def _margin(metric: str, score: float) -> float:
-    return MARGIN if METRICS[metric].percent else SHARE * abs(score)
 
 
 class FoundCircle(NamedTuple):
@@ -131,7 +128,7 @@ class FoundCircle(NamedTuple):
     seeds: int  # in which it is exactly this circle
 
 
-def found_circles(comparison: "Comparison") -> tuple[FoundCircle, ...]:
+def found_circles(comparison: Comparison) -> tuple[FoundCircle, ...]:
     """Each client's most frequent circle over the seeds, the largest first; () without Circle."""
     runs = [run for run in comparison.runs if run.method == CIRCLE and run.matrices]
     if not runs or not judgement.one_deal(comparison):
@@ -156,12 +153,7 @@ ANSWERS = {
 }
 
 
-def advice_text(advice: "Advice", comparison: "Comparison") -> str:
-    """The table of the kinds, and the answer."""
-    return "\n\n".join([to_text(_table(advice, comparison)), advice_words(advice, comparison)])
-
-
-def advice_words(advice: "Advice", comparison: "Comparison") -> str:
+def advice_words(advice: Advice, comparison: Comparison) -> str:
     """The answer, what it rests on, and how sure it is."""
     seeds, rounds = len(comparison.seeds), len(comparison.runs[0].lines)
     probe = f"This is a probe of {rounds} rounds and {seeds} {'seeds' if seeds > 1 else 'seed'}"
@@ -192,42 +184,31 @@ def _circles(circles: Sequence[FoundCircle], seeds: int) -> str:
     return f"Your circle: {'; '.join(told)}{f'; and {more} more' if more else ''}."
 
 
-def _sentence(one: "Contest", advice: "Advice", metric: str) -> str:
+def _sentence(one: Contest, advice: Advice, metric: str) -> str:
     gain = one.gain
     if one.kind == advice.kind:
         size = words.interval(gain.gain, gain.low, gain.high, metric)
         return f"Over '{one.simpler}' it has {size}, {words.chance(gain.p)}."
-    points = " points" if METRICS[metric].percent else ""
     size, most = (words.number(value, metric, sign=True) for value in (gain.gain, gain.high))
     name = words.label(advice.methods[one.kind])
-    return f"'{one.kind}' ({name}) gives {size}{points} and at most {most}."
+    return f"'{one.kind}' ({name}) gives {size}{words.points(metric)} and at most {most}."
 
 
-def _cannot_tell(advice: "Advice", comparison: "Comparison") -> str:
+def _cannot_tell(advice: Advice, comparison: Comparison) -> str:
     names = [f"'{kind}'" for kind in advice.between]
     among = " and ".join(names) if len(names) < 3 else ", ".join(names)
-    told = (
-        f"This probe cannot tell: {among} are not ruled out."
-        if names
-        else ("This probe cannot tell.")
-    )
-    open_ = [
-        one
+    evidence = [
+        f"'{one.kind}' over '{one.simpler}': "
+        f"{words.interval(one.gain.gain, one.gain.low, one.gain.high, comparison.metric)}."
         for one in advice.contests
         if {one.kind, one.simpler} <= {*advice.between} and math.isfinite(one.gain.error)
     ]
-    evidence = [
-        f"'{one.kind}' over '{one.simpler}': "
-        + words.interval(one.gain.gain, one.gain.low, one.gain.high, comparison.metric)
-        + "."
-        for one in open_
-    ]
-    return " ".join(
-        [told, *evidence, "More test rows (--folds 5) or more rounds (--rounds) may tell."]
-    )
+    told = f"This probe cannot tell: {among} are not ruled out."
+    more = "More test rows (--folds 5) or more rounds (--rounds) may tell."
+    return " ".join([told, *evidence, more])
 
 
-def _table(advice: "Advice", comparison: "Comparison") -> Table:
+def _table(advice: Advice, comparison: Comparison) -> Table:
     unit = words.unit(comparison.metric).strip()
     rows = {row.method: row for row in comparison.rows}
     over_local = {one.kind: one.gain for one in advice.contests if one.simpler == "stay local"}
@@ -242,8 +223,8 @@ def _table(advice: "Advice", comparison: "Comparison") -> Table:
             words.number(rows[method].mean.mean, comparison.metric),
             words.gain_cell(*numbers, comparison.metric),
         )
-        lines.append(Line(cells, best=kind == advice.kind, local=False, alarm=False))
-    return Table(tuple(Heading(head, "") for head in heads), tuple(lines))
+        lines.append(Line(cells, best=kind == advice.kind))
+    return Table.of(heads, lines)
 
 
 # ---- the probe -----------------------------------------------------------------------------------
@@ -298,7 +279,8 @@ class Advised:
         }
 
     def __repr__(self) -> str:
-        return printable_lines(advice_text(self.advice, self.comparison))
+        table = to_text(_table(self.advice, self.comparison))
+        return printable_lines(f"{table}\n\n{self.words}")
 
 
 def advise(

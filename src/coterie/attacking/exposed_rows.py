@@ -18,7 +18,6 @@ curve.
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,16 +83,17 @@ class ExposedRows:
     def markdown(self) -> str:
         """A table with a column per noise."""
         noises = next(iter(self.rows.values()))
-        head = " | ".join(f"σ = {noise:g}" for noise in noises)
-        lines = [f"| | {head} |", f"| --- |{' ---: |' * len(noises)}"]
-        for what, found in self.rows.items():
-            shown = (words.NONE if v is None else _short(v) for v in found.values())
-            lines.append(f"| {what} | {' | '.join(shown)} |")
-        return "\n".join(lines)
-
-
-def _short(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.1f}"
+        rows = (
+            (
+                what,
+                *(
+                    words.NONE if v is None else f"{v:.1f}".replace("inf", "∞")
+                    for v in row.values()
+                ),
+            )
+            for what, row in self.rows.items()
+        )
+        return "\n".join(words.markdown(("", *(f"σ = {n:g}" for n in noises)), rows, "lr"))
 
 
 def shadow_runs(config: Config) -> int:
@@ -277,7 +277,7 @@ def _density(margin: Tensor, shown: Tensor, which: Tensor) -> Tensor:
     return -((margin - mean) ** 2) / (2 * spread) - spread.log() / 2
 
 
-def true_positives(scores: Tensor, member: Tensor, low: float = LOW) -> float:
-    """The share of members that score above all but the share ``low`` of the others."""
-    limit = scores[~member].quantile(1 - low)
+def true_positives(scores: Tensor, member: Tensor) -> float:
+    """The share of members that score above all but the share ``LOW`` of the others."""
+    limit = scores[~member].quantile(1 - LOW)
     return float((scores[member] > limit).double().mean())

@@ -126,22 +126,16 @@ class Robustness:
     def table(self, name: str, share: float) -> str:
         """A Markdown table of one field: a row per method, a column per attack."""
         attacks = [a for a in ATTACKS if any(row.attack == a for row in self.rows)]
-        lines = [f"| method | {' | '.join(attacks)} |", f"| --- |{' ---: |' * len(attacks)}"]
+        rows = []
         for method, guarded in self.subjects:
+            which: dict[str, Any] = {"method": method, "guarded": guarded}
             values = [
-                self.mean(
-                    name,
-                    method=method,
-                    guarded=guarded,
-                    attack=attack,
-                    share=share if attack != "A0" else 0.0,
-                )
+                self.mean(name, **which, attack=attack, share=share if attack != "A0" else 0.0)
                 for attack in attacks
             ]
-            shown = [words.NONE if math.isnan(v) else _short(v) for v in values]
-            label = f"{words.label(method)}{', guarded' if guarded else ''}"
-            lines.append(f"| {label} | {' | '.join(shown)} |")
-        return "\n".join(lines)
+            shown = (words.plain(value, 1) for value in values)
+            rows.append((f"{words.label(method)}{', guarded' * guarded}", *shown))
+        return "\n".join(words.markdown(("method", *attacks), rows, "lr"))
 
     def __repr__(self) -> str:
         return printable_lines(self.markdown())
@@ -168,10 +162,6 @@ TOLD = {
     "on_other_groups": "Share of their weight on honest clients of another group, in percent",
     "backdoor": "Share of their samples with a trigger taken for its class, in percent",
 }
-
-
-def _short(value: float) -> str:
-    return f"{value:.1f}".replace("-", words.MINUS)
 
 
 def _bar(missed: Mapping[str, Sequence[str]], barred: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from ..errors import CoterieWarning, printable
 
 if TYPE_CHECKING:
     from ..deploy.documents import AdmittedSite
+    from ..deploy.folders import FederationFolder
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,9 +57,8 @@ def add_site(
 ) -> None:
     """Admit a site by the public file that it sent."""
     from ..deploy.admission import spoken
-    from ..deploy.folders import FederationFolder
 
-    opened = FederationFolder.open(folder)
+    opened = _opened(folder)
     site = opened.add_site(pub, name)
     _warn(opened.warnings())
     _say(
@@ -72,9 +72,7 @@ def add_site(
 @app.command()
 def revoke(folder: Folder, name: SiteArgument) -> None:
     """Admit a site no longer; its keys are never admitted again."""
-    from ..deploy.folders import FederationFolder
-
-    site = FederationFolder.open(folder).revoke(name)
+    site = _opened(folder).revoke(name)
     _say(
         f"revoked '{site.name}'; it stays listed",
         f"it may come back with new keys: 'coterie site renew' there, then add-site {folder}",
@@ -86,9 +84,8 @@ def list_sites(folder: Folder) -> None:
     """List the sites: names, fingerprints, since when, until when, revoked or not."""
     from ..deploy import keys
     from ..deploy.admission import spoken
-    from ..deploy.folders import FederationFolder
 
-    opened = FederationFolder.open(folder)
+    opened = _opened(folder)
     sites = opened.sites()
     _warn(opened.warnings())
     ends = keys.expiry(opened.server.read_bytes())
@@ -115,9 +112,8 @@ def _lines(site: "AdmittedSite") -> tuple[str, str]:
 def status(folder: Folder) -> None:
     """Show which sites are online, while the coordinator runs."""
     from ..deploy.direct import DirectTransport
-    from ..deploy.folders import FederationFolder
 
-    with contextlib.closing(DirectTransport(FederationFolder.open(folder))) as transport:
+    with contextlib.closing(DirectTransport(_opened(folder))) as transport:
         for name, state in transport.sites().items():
             seen = "never seen" if state.seen is None else f"last seen {state.seen:.0f} s ago"
             _say(f"{name}: {'online' if state.online else 'OFFLINE'}, {seen}")
@@ -154,15 +150,20 @@ def write_simulation(
 def renew(folder: Folder) -> None:
     """Make a new certificate for the coordinator, from the same CA; sites need do nothing."""
     from ..deploy import keys
-    from ..deploy.folders import FederationFolder
 
-    opened = FederationFolder.open(folder)
+    opened = _opened(folder)
     opened.renew()
     ends = keys.expiry(opened.server.read_bytes())
     _say(
         f"the coordinator has a new certificate, which expires on {ends:%Y-%m-%d}",
         "restart the coordinator; sites need do nothing",
     )
+
+
+def _opened(folder: Path) -> "FederationFolder":
+    from ..deploy.folders import FederationFolder
+
+    return FederationFolder.open(folder)
 
 
 def _warn(lines: tuple[str, ...]) -> None:

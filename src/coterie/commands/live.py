@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from ..errors import ConfigError, printable
+from ..errors import ConfigError, few, printable
 from ..runs.config.schema import Config
 from ..runs.listeners import Progress, Watch
 from ..views.words import size
@@ -213,14 +213,9 @@ class Tally:
     def _answers(self) -> list[str]:
         if not self.sites or self.step is None:
             return []
-        found = [f"answered: {_named(self.step.answered)}"]
-        return found + [f"no answer: {_named(self.step.silent)}"] * bool(self.step.silent)
-
-
-def _named(names: tuple[str, ...]) -> str:
-    return (", ".join(names[:MANY]) or "none") + f" and {len(names) - MANY} more" * (
-        len(names) > MANY
-    )
+        found = [f"answered: {few(self.step.answered, MANY) or 'none'}"]
+        silent = [f"no answer: {few(self.step.silent, MANY)}"]
+        return found + silent * bool(self.step.silent)
 
 
 def duration(seconds: float) -> str:

@@ -69,7 +69,8 @@ def report(
     elif figures is not None:
         _figures(_read(places), figures, places, choice)
     else:
-        target = _target(out or _page_name(site), places)
+        safe = re.sub(r"\W+", "-", unicodedata.normalize("NFC", site or ""))
+        target = _target(out or f"report{'' if site is None else f'-{safe}'}.html", places)
         files.write_text(target, _page(_read(places), site, choice))
         print(f"page: {printable(target)}")
 
@@ -129,11 +130,6 @@ def _read(places: list[Path]) -> "Comparison | Run":
         return found[0]
     several = [one.runs if isinstance(one, Comparison) else (one,) for one in found]
     return Comparison.of(run for runs in several for run in runs)
-
-
-def _page_name(site: str | None) -> str:
-    safe = "" if site is None else "-" + re.sub(r"\W+", "-", unicodedata.normalize("NFC", site))
-    return f"report{safe}.html"
 
 
 def _target(out: str, places: list[Path]) -> Path:

@@ -11,13 +11,13 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CoterieWarning, DataError
+from ..errors import CoterieWarning, DataError, few
 from ..storage.files import parsed, strict
 from .arrays import MOST_TOKENS, PIXELS, TRAIN
 from .federation import Dataset
@@ -235,8 +235,6 @@ def _check_text(where: str, text: str) -> None:
 
 # The result is what reading all sites' files together would have found, without any site's rows.
 
-MOST_NAMED = 5  # sites or columns that a message names
-
 
 def merged(schemas: Mapping[str, Schema]) -> Schema:
     """The common schema of all sites, by site name; the order of the sites does not matter."""
@@ -267,19 +265,13 @@ def union(schemas: Mapping[str, Schema]) -> Schema:
     )
 
 
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
-
-
 def _same(what: str, by_site: Mapping[str, str]) -> None:
     """Refuse values that differ between sites."""
     if len({*by_site.values()}) > 1:
         sites: dict[str, list[str]] = {}
         for site, value in by_site.items():
             sites.setdefault(value, []).append(site)
-        told = "; ".join(f"'{value}' at {_listed(where)}" for value, where in sites.items())
+        told = "; ".join(f"'{value}' at {few(where)}" for value, where in sites.items())
         raise DataError(
             f"the sites' {what} differs: found {told}; all sites need the same; correct the file "
             "or the [data] options of one side"
@@ -303,10 +295,10 @@ def _refuse_odd_columns(by_site: Mapping[str, Mapping[str, InputColumn]]) -> Non
         without = [site for site, columns in by_site.items() if name not in columns]
         if without:
             having = [site for site in by_site if site not in without]
-            told.append(f"'{name}' is at {_listed(having)} and not at {_listed(without)}")
+            told.append(f"'{name}' is at {few(having)} and not at {few(without)}")
     if told:
         raise DataError(
-            f"the sites' columns differ: {_listed(told)}; all sites need the same columns: leave "
+            f"the sites' columns differ: {few(told)}; all sites need the same columns: leave "
             "a column out where it is with data.drop, or add it where it is missing (data.split, "
             "data.unit and data.time name columns that are no inputs)"
         )
@@ -319,7 +311,14 @@ def _column(name: str, by_site: Mapping[str, InputColumn]) -> InputColumn:
         for kind in ("numbers", "levels", "empty")
     }
     if found["numbers"] and found["levels"]:
-        _refuse_mixed(name, found["numbers"], found["levels"], by_site[found["levels"][0]].levels)
+        texts = found["levels"]
+        example = next((text for text in by_site[texts[0]].levels if text != NO_CELL), NO_CELL)
+        raise DataError(
+            f"column '{name}' is numbers at {few(found['numbers'])} and text at {few(texts)} (such "
+            f"as '{example}' at {texts[0]}); write numbers at all sites, or make it a category at "
+            f"all sites with data.categories = ['{name}'], or leave it out with data.drop = "
+            f"['{name}']"
+        )
     missing = any(column.missing for column in by_site.values())
     if not found["levels"]:
         return InputColumn(name, "numbers" if found["numbers"] else "empty", missing)
@@ -329,23 +328,12 @@ def _column(name: str, by_site: Mapping[str, InputColumn]) -> InputColumn:
     if len(levels) > MOST_LEVELS:
         most = max(found["levels"], key=lambda site: len(by_site[site].levels))
         raise DataError(
-            f"column '{name}' holds {len(levels)} different texts at {_listed(found['levels'])} "
+            f"column '{name}' holds {len(levels)} different texts at {few(found['levels'])} "
             f"together ({len(by_site[most].levels)} at {most}: '{levels[0]}', '{levels[1]}', …); "
             f"more than {MOST_LEVELS} is no category: spell categories one way, or leave the "
             f"column out at all sites with data.drop = ['{name}']"
         )
     return InputColumn(name, "levels", levels=levels)
-
-
-def _refuse_mixed(
-    name: str, numbers: list[str], texts: list[str], examples: tuple[str, ...]
-) -> NoReturn:
-    example = next((text for text in examples if text != NO_CELL), NO_CELL)
-    raise DataError(
-        f"column '{name}' is numbers at {_listed(numbers)} and text at {_listed(texts)} (such as "
-        f"'{example}' at {texts[0]}); write numbers at all sites, or make it a category at all "
-        f"sites with data.categories = ['{name}'], or leave it out with data.drop = ['{name}']"
-    )
 
 
 def _sorted(names: list[str]) -> tuple[str, ...]:
@@ -383,8 +371,8 @@ def _table_target(schemas: Mapping[str, Schema]) -> TargetColumn:
         return replace(first, kind="integers", classes=classes)
     if numbers:
         raise DataError(
-            f"column '{first.name}' (data.target) is numbers at {_listed(numbers)} and classes by "
-            f"text at {_listed(texts)} (such as '{targets[texts[0]].classes[0]}' at {texts[0]}); "
+            f"column '{first.name}' (data.target) is numbers at {few(numbers)} and classes by "
+            f"text at {few(texts)} (such as '{targets[texts[0]].classes[0]}' at {texts[0]}); "
             "write classes one way, and set data.task to the same at all sites"
         )
     return replace(first, kind="texts", classes=classes)
@@ -403,7 +391,7 @@ def _array_target(schemas: Mapping[str, Schema]) -> TargetColumn:
     if tokens or any(classes != _sorted([*classes]) for classes in lists):
         odd = [site for site, target in targets.items() if target.classes != longest.classes]
         raise DataError(
-            f"the classes at {_listed(odd)} are not those of the other sites, and "
+            f"the classes at {few(odd)} are not those of the other sites, and "
             + ("tokens have no names to match" if tokens else "their order is the file's own")
             + "; give the same class_names, in the same order, at all sites"
         )

@@ -142,7 +142,10 @@ class Federation:
             parts.append(self.of_owners(self.aux))
         if self.federated is not None:
             parts.append(self.federated)
-        common = _common(self, source)
+        common = []  # the hash of test data that all clients have, which is computed once
+        if self.common_test:
+            aux = () if self.aux is None else self.aux[:1]
+            common = [_of_samples(source, part).encode() for part in (self.test[0], *aux)]
         found = []
         for i, splits in enumerate(zip(*parts, strict=True)):
             held, sizes = torch.cat(splits), torch.tensor([len(split) for split in splits])
@@ -156,14 +159,6 @@ class Federation:
     def fingerprint(self) -> str:
         """Sixteen hex digits that change with any client's data or with how it is divided."""
         return combined_fingerprint(self.clients, self.seals, self.dataset)
-
-
-def _common(federation: Federation, source: Dataset) -> list[bytes]:
-    """The sha256 of test data that all clients have, which is computed once; else nothing."""
-    if not federation.common_test:
-        return []
-    aux = () if federation.aux is None else federation.aux[:1]
-    return [_of_samples(source, part).encode() for part in (federation.test[0], *aux)]
 
 
 def _facts(federation: Federation, i: int) -> dict[str, object]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import few
 from .arrays import Floats, Ints
 from .federation import Federation, Indices, Seal
 
@@ -187,7 +188,7 @@ def changes(stored: Mapping[str, Any], now: Identity) -> list[str]:
     data = [name for name in both if seals[name].data != before[name].data]
     other = [name for name in both if seals[name].partition != before[name].partition]
     found = [
-        f"{what} {words_of(names)}"
+        f"{what} {few(names)}"
         for what, names in (
             ("clients are gone:", [name for name in before if name not in seals]),
             ("clients are new:", [name for name in seals if name not in before]),
@@ -197,8 +198,3 @@ def changes(stored: Mapping[str, Any], now: Identity) -> list[str]:
         if names
     ]
     return found or ([] if same else ["the order of clients, or how inputs are scaled"])
-
-
-def words_of(names: list[str], most: int = 5) -> str:
-    """The first few names, for a message."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")

@@ -15,7 +15,6 @@ from ..commands.live import duration
 from ..core import tree
 from ..core.algorithm import round_of
 from ..core.fields import AUTO
-from ..core.inference import smallest_gain
 from ..core.policies import declared, governed
 from ..data.federation import Dataset, Federation
 from ..data.simulation import Simulation
@@ -24,7 +23,7 @@ from ..engines.auto import PROBE_STEPS, Candidate
 from ..engines.base import Work
 from ..engines.settings import EngineSettings, Length
 from ..engines.vmap import VmapBackend, compiler_version
-from ..errors import printable
+from ..errors import few, printable
 from ..runs.accounting import foreseen
 from ..runs.assemble import Assembly, assemble, prevalence
 from ..runs.config.methods import Method
@@ -32,7 +31,7 @@ from ..runs.estimate import peak_mib, timings
 from ..runs.run import Roster
 from . import findings
 from .findings import (
-    SiteRow,
+    SitePart,
     data_warnings,
     duplicates,
     repeated_warnings,
@@ -52,7 +51,7 @@ class Diagnosis:
 
     facts: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
-    sites: tuple[SiteRow, ...] = ()
+    sites: tuple[SitePart, ...] = ()
     leaves: tuple[tuple[str, str], ...] = ()  # method, and what leaves a site under it
     estimate: tuple[tuple[str, float | None], ...] = ()  # seconds and mib
 
@@ -108,9 +107,7 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
         costs, engine, estimate = _cost_facts(assembly, on, methods)
         slow = [line for method in methods for line in _slower(assembly, method, engine)]
     made, roster, metric = on.federation, Roster.of(on.federation), assembly.config.run.metric
-    sites = tuple(
-        SiteRow(part, smallest_gain(part.test_units, len(made))) for part in findings.parts(made)
-    )
+    sites = tuple(findings.parts(made))
     repeated = duplicates(made)
     inside, across = sum(repeated.across_splits.values()), repeated.across_clients
     counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
@@ -146,7 +143,7 @@ def _vocabulary(federation: Federation) -> list[tuple[str, str]]:
     return [
         (
             "categories",
-            f"every site, and every exported card, sees the names in {findings.some(names)}; "
+            f"every site, and every exported card, sees the names in {few(names)}; "
             "[levels] in site.toml hashes a column's names or keeps those of a list",
         )
     ]
@@ -166,11 +163,11 @@ def _leaving(assembly: Assembly, method: Method) -> tuple[str, str]:
     return method.label, said
 
 
-def _commonest(sites: Sequence[SiteRow]) -> list[tuple[str, str]]:
-    """The accuracy of always answering each client's commonest class."""
-    known = [site.part.commonest for site in sites if site.part.commonest is not None]
-    said = "accuracy of always answering it, mean over clients"
-    return [("commonest class", f"{sum(known) / len(known):.1f} % {said}")] if known else []
+def _commonest(sites: Sequence[SitePart]) -> list[tuple[str, str]]:
+    known, said = findings.mean_commonest(sites), "accuracy of always answering it"
+    return (
+        [] if known is None else [("commonest class", f"{known:.1f} % {said}, mean over clients")]
+    )
 
 
 def _data_facts(assembly: Assembly, on: Simulation, roster: Roster) -> list[tuple[str, str]]:

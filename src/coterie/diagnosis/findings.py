@@ -5,7 +5,7 @@ change nothing, and what they find may be right as it is.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, groupby
 from typing import Any, NamedTuple
 
@@ -14,23 +14,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..core.inference import smallest_gain
 from ..core.metrics import METRICS, Array, score
 from ..data.arrays import Floats
 from ..data.federation import Dataset, Federation, sample_hashes
 from ..data.sources.sheets import NO_CELL
+from ..errors import few
 from ..runs.run import Roster
 
 OFF = 10.0  # times the others' median or spread: another unit, as cm and m
 FAR = 1000.0  # times the median distance from the median over all clients
 FEW = 3  # classes whose shares are said
 FEWEST = 5  # known numbers of a client from which its median and spread are compared
-MANY = 8  # at most so many clients are named in a warning
+MANY = 8  # warnings of one kind, at most
 HIGH = 80.0  # percent: an accuracy of always answering the commonest class that hides failures
 COARSE = 20.0  # percentage points: a test set that shows only larger gains tells little
 
 
 class SitePart(NamedTuple):
-    """One client's rows: how many, how complete, and which classes."""
+    """One client's rows: how many, how complete, which classes, and what its test data can show."""
 
     client: str
     train: int
@@ -40,33 +42,29 @@ class SitePart(NamedTuple):
     missing: float | None  # share of empty cells in the inputs; None if the data is no table
     classes: dict[str, float]  # the share of each class among all rows; empty for a regression
     commonest: float | None  # accuracy on test data of always answering the commonest class
+    smallest_gain: float | None  # in percentage points; None if no gain can be shown
 
     @property
     def rows(self) -> int:
         """All rows of the client."""
         return self.train + self.val + self.test
 
-
-class SiteRow(NamedTuple):
-    """One site: its data, and the smallest gain that its test data can show."""
-
-    part: SitePart
-    smallest: float | None  # in percentage points; None if no gain can be shown
-
     def to_dict(self) -> dict[str, Any]:
         """The numbers by name."""
-        return {**self.part._asdict(), "rows": self.part.rows, "smallest_gain": self.smallest}
+        return {**self._asdict(), "rows": self.rows}
 
     def cells(self) -> tuple[str, ...]:
         """The text of each column."""
-        part = self.part
+        often = sorted(self.classes.items(), key=lambda pair: -pair[1])
+        said = [f"{name} {100 * share:.0f} %" for name, share in often[:FEW]]
+        said += [f"{len(often) - FEW} more"] * (len(often) > FEW)
         return (
-            part.client,
-            *(f"{n:,}" for n in (part.rows, part.train, part.val, part.test)),
-            "—" if part.missing is None else f"{100 * part.missing:.1f} %",
-            "—" if part.commonest is None else f"{part.commonest:.1f} %",
-            "—" if self.smallest is None else f"{self.smallest:.0f} points",
-            _balance(part.classes),
+            self.client,
+            *(f"{n:,}" for n in (self.rows, self.train, self.val, self.test)),
+            "—" if self.missing is None else f"{100 * self.missing:.1f} %",
+            "—" if self.commonest is None else f"{self.commonest:.1f} %",
+            "—" if self.smallest_gain is None else f"{self.smallest_gain:.0f} points",
+            ", ".join(said) or "—",
         )
 
 
@@ -110,12 +108,6 @@ def rows_of(federation: Federation) -> list[npt.NDArray[np.int64]]:
     return [np.concatenate([split.numpy() for split in splits]) for splits in parts]
 
 
-def _balance(classes: dict[str, float]) -> str:
-    often = sorted(classes.items(), key=lambda pair: -pair[1])
-    said = [f"{name} {100 * share:.0f} %" for name, share in often[:FEW]]
-    return ", ".join([*said, *[f"{len(often) - FEW} more"] * (len(often) > FEW)]) or "—"
-
-
 def parts(federation: Federation) -> list[SitePart]:
     """One description per client."""
     data, found = original(federation), []
@@ -129,7 +121,8 @@ def parts(federation: Federation) -> list[SitePart]:
         shares = {name: n / y.numel() for name, n in count.items() if n}
         missing = None if empty is None or not len(rows) else float(empty[rows].mean())
         own = _commonest(data, federation.train[i].numpy(), test.numpy())
-        found.append(SitePart(federation.clients[i], *sizes, units, missing, shares, own))
+        least = smallest_gain(units, len(federation))
+        found.append(SitePart(federation.clients[i], *sizes, units, missing, shares, own, least))
     return found
 
 
@@ -324,56 +317,37 @@ def shared_units(federation: Federation) -> list[str]:
 # ---- extreme numbers at one client: a wrong unit or digit, which flattens the column for all -----
 
 
-class Extreme(NamedTuple):
-    """One column of one client that holds an extreme number."""
-
-    client: str
-    column: str
-    value: float  # the number that is farthest from the median
-    middle: float  # the median over all clients
-    usual: float  # the median distance from that median, over all clients
-
-
-def extremes(federation: Federation) -> list[Extreme]:
-    """The columns of each client that hold a number far outside the scale of all clients.
+def extremes(federation: Federation) -> Iterator[str]:
+    """A warning for each client's column that holds a number far outside that of all clients.
 
     A number is far if its distance from the median is more than a thousand times the median
     distance (which counts as 1 where half of the numbers are equal). No distribution is assumed:
     the heavy tails of correct data stay below that.
     """
-    data, found = original(federation), list[Extreme]()
+    data = original(federation)
     if data.numeric is None or data.x.ndim != 2:
-        return found
+        return
     columns = np.flatnonzero(data.numeric.numpy())
     x = data.x.double().numpy()[:, columns]
-    middle, usual = _scale(x)
+    with np.errstate(all="ignore"):
+        middle = np.nan_to_num(np.nanmedian(x, axis=0))
+        usual = np.nan_to_num(np.nanmedian(np.abs(x - middle), axis=0))
+    usual = np.where(usual > 0, usual, np.maximum(1.0, np.abs(middle)))
     for client, rows in zip(federation.clients, rows_of(federation), strict=True):
         off = np.nan_to_num(np.abs(x[rows] - middle))
         for at in np.flatnonzero((off > FAR * usual).any(axis=0)):
-            value = x[rows[int(off[:, at].argmax())], at]
-            numbers = float(value), float(middle[at]), float(usual[at])
-            found.append(Extreme(client, _column(data, int(columns[at])), *numbers))
-    return found
+            yield (
+                f"client '{client}': column '{_column(data, int(columns[at]))}' holds "
+                f"{x[rows[int(off[:, at].argmax())], at]:g}, where all clients together are around "
+                f"{middle[at]:g} (typically {usual[at]:g} away); check its unit and its digits"
+            )
 
 
 def _column(data: Dataset, at: int) -> str:
     return data.feature_names[at] if data.feature_names else f"x{at}"
 
 
-def _scale(x: Floats) -> tuple[Floats, Floats]:
-    """The median of each column and the median distance from it, or 1 where that is zero."""
-    with np.errstate(all="ignore"):
-        middle = np.nan_to_num(np.nanmedian(x, axis=0))
-        usual = np.nan_to_num(np.nanmedian(np.abs(x - middle), axis=0))
-    return middle, np.where(usual > 0, usual, np.maximum(1.0, np.abs(middle)))
-
-
 # ---- warnings: one sentence each, with clients and columns ---------------------------------------
-
-
-def some(names: Sequence[str], most: int = MANY) -> str:
-    """The first names, separated by commas."""
-    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
 
 
 def _capped(said: list[str], what: str) -> list[str]:
@@ -385,7 +359,7 @@ def _capped(said: list[str], what: str) -> list[str]:
 def data_warnings(federation: Federation) -> list[str]:
     """Warnings about columns that clients wrote in different ways, or left empty."""
     empty = [
-        f"column '{column}' is empty in all rows of {some(clients)}; their models learn nothing "
+        f"column '{column}' is empty in all rows of {few(clients)}; their models learn nothing "
         "from it"
         for column, clients in empty_columns(federation).items()
     ]
@@ -394,17 +368,11 @@ def data_warnings(federation: Federation) -> list[str]:
         f"{one.others:g}, {OFF:g} times or more apart; check its unit (cm and m, mg and g)"
         for one in scales(federation)
     ]
-    far = [
-        f"client '{one.client}': column '{one.column}' holds {one.value:g}, where all clients "
-        f"together are around {one.middle:g} (typically {one.usual:g} away); check its unit and "
-        "its digits"
-        for one in extremes(federation)
-    ]
     return [
         *_capped(empty, "columns are empty at some clients"),
         *_capped(_spellings(federation), "categories are written in several ways"),
         *_capped(other, "columns of clients have another scale"),
-        *_capped(far, "columns of clients are out of scale"),
+        *_capped(list(extremes(federation)), "columns of clients are out of scale"),
     ]
 
 
@@ -413,8 +381,8 @@ def _spellings(federation: Federation) -> list[str]:
     told = {pair.column for pair in pairs}
     return [
         *(
-            f"column '{pair.column}': '{pair.one}' ({some(pair.at)}) and '{pair.other}' "
-            f"({some(pair.other_at)}) look like one category written in two ways; write it one way"
+            f"column '{pair.column}': '{pair.one}' ({few(pair.at)}) and '{pair.other}' "
+            f"({few(pair.other_at)}) look like one category written in two ways; write it one way"
             for pair in pairs
         ),
         *(
@@ -427,41 +395,50 @@ def _spellings(federation: Federation) -> list[str]:
 
 def _coded(column: str, odd: list[Coding]) -> str:
     """One warning for a column, of however many clients have categories of their own."""
-    own = [f"'{one.client}' ({some(one.own, MANY if len(odd) == 1 else 2)})" for one in odd]
-    others = f"; the others use {some(odd[0].others)}" if len(odd) == 1 else ""
+    own = [f"'{one.client}' ({few(one.own, 8 if len(odd) == 1 else 2)})" for one in odd]
+    others = f"; the others use {few(odd[0].others)}" if len(odd) == 1 else ""
     return (
-        f"column '{column}': no other client uses the categories of {some(own)}{others}; check "
+        f"column '{column}': no other client uses the categories of {few(own)}{others}; check "
         "that they mean the same by it, or write what is the same one way"
     )
 
 
-def score_warnings(sites: Sequence[SiteRow], metric: str) -> list[str]:
+def score_warnings(sites: Sequence[SitePart], metric: str) -> list[str]:
     """Warnings about scores that say little: a dominating class, and small test sets."""
-    found, known = [], [site.part.commonest for site in sites if site.part.commonest is not None]
-    if metric == "accuracy" and known and sum(known) / len(known) >= HIGH:
+    found, usual = [], mean_commonest(sites)
+    if metric == "accuracy" and usual is not None and usual >= HIGH:
         found.append(
-            f"always answering the commonest class scores {sum(known) / len(known):.1f} % accuracy;"
+            f"always answering the commonest class scores {usual:.1f} % accuracy;"
             ' a useless model looks good: use --set run.metric=auc (or [run] metric = "auc")'
         )
-    tested = [site for site in sites if site.part.test]
-    blind = [f"{s.part.client} ({s.part.test_units})" for s in tested if s.smallest is None]
-    coarse = [
-        f"{s.part.client} ({s.part.test_units}: from {s.smallest:.0f} points)"
-        for s in tested
-        if s.smallest is not None and s.smallest > COARSE
-    ]
+    blind, coarse = [], []
+    for site in sites:
+        if not site.test:
+            continue
+        if site.smallest_gain is None:
+            blind.append(f"{site.client} ({site.test_units})")
+        elif site.smallest_gain > COARSE:
+            coarse.append(
+                f"{site.client} ({site.test_units}: from {site.smallest_gain:.0f} points)"
+            )
     if blind:
         found.append(
             f"{len(blind)} of {len(sites)} clients have too few test samples (or units) to show "
-            f"any gain of their own: {some(blind)}; raise data.test, or collect more"
+            f"any gain of their own: {few(blind)}; raise data.test, or collect more"
         )
     if coarse and METRICS[metric].targets == "classes":
         found.append(
             f"{len(coarse)} of {len(sites)} clients have test data that shows only large gains of "
-            f"their own (test samples or units: the smallest gain): {some(coarse)}; the mean over "
+            f"their own (test samples or units: the smallest gain): {few(coarse)}; the mean over "
             "clients may still tell, and --folds 5 tests all of their samples"
         )
     return found
+
+
+def mean_commonest(sites: Sequence[SitePart]) -> float | None:
+    """The accuracy of always answering each client's commonest class, mean over clients."""
+    known = [site.commonest for site in sites if site.commonest is not None]
+    return sum(known) / len(known) if known else None
 
 
 def repeated_warnings(federation: Federation, repeated: Duplicates) -> list[str]:
@@ -470,17 +447,17 @@ def repeated_warnings(federation: Federation, repeated: Duplicates) -> list[str]
     if repeated.across_splits:
         found.append(
             f"{sum(repeated.across_splits.values())} samples are in more than one of train, "
-            f"validation and test data of a client: {some(list(repeated.across_splits))}"
+            f"validation and test data of a client: {few(list(repeated.across_splits))}"
         )
     if repeated.across_clients:
         found.append(
             f"{repeated.across_clients} samples are held by more than one client: "
-            f"{some(list(repeated.holders))}"
+            f"{few(list(repeated.holders))}"
         )
     if units := shared_units(federation):
         found.append(
             f"{len(units)} units are named at more than one client and taken for different ones "
-            f"there: {some(units)}; if they are the same, one client may train on what tests "
+            f"there: {few(units)}; if they are the same, one client may train on what tests "
             "another"
         )
     return found
@@ -492,7 +469,7 @@ def weak_warnings(roster: Roster, participation: float) -> list[str]:
     for name, lack in roster.weak.items():
         kinds.setdefault(lack, []).append(name)
     found = [
-        f"{len(names)} of {len(roster)} clients have {lack}: {some(names)}"
+        f"{len(names)} of {len(roster)} clients have {lack}: {few(names)}"
         for lack, names in kinds.items()
     ]
     if participation * len(roster) < 1:

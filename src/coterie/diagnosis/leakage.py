@@ -5,7 +5,8 @@ import re
 import numpy as np
 
 from ..data.federation import Federation
-from .findings import original, rows_of, some
+from ..errors import few
+from .findings import original, rows_of
 
 TELLS, TELLS_LATE = 0.95, 0.8  # balanced accuracy or R² of one column: it is asked about
 LATE = re.compile(r"discharg|(?:^|_)los(?:$|_)|stay|death|died|follow|outcome|result|final", re.I)
@@ -69,6 +70,6 @@ def leakage_warnings(federation: Federation) -> list[str]:
     if lacking:
         found.append(
             f"{len(lacking)} of {len(federation)} clients have a split without one of the two "
-            f"classes: {some(lacking)}; a score there says little, and AUC is not defined"
+            f"classes: {few(lacking)}; a score there says little, and AUC is not defined"
         )
     return found

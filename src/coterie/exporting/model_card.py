@@ -3,7 +3,9 @@
 import contextlib
 import inspect
 import json
-from collections.abc import Callable, Iterable
+import math
+import re
+from collections.abc import Callable
 from dataclasses import asdict, field
 from typing import Any, Literal, NamedTuple
 
@@ -14,14 +16,16 @@ from ..core.imports import INSTALLED_ONLY, Code
 from ..core.metrics import LEAST_CHANCE, METRICS
 from ..data.data_schema import Schema
 from ..data.standard import Preprocessing
+from ..errors import printable
 from ..networks import registry
 from ..networks.registry import Recurrent, Residual, head, norm_layer
 from ..storage import files
 from ..storage.files import strict
 from ..views import words
-from ..views.clinical import SiteClinical
+from ..views.clinical import FEWEST, Clinical, SiteClinical
+from ..views.clinical_page import rows_text, share_text, subgroup_text
 from ..views.reliance import Collaborator
-from .clinical_card import markdown_table, plain
+from .calibration import Recalibration
 
 # ---- the files of an export ----------------------------------------------------------------------
 
@@ -138,12 +142,10 @@ def _recurrent(network: Recurrent) -> str:
     return f"Recurrent({table.num_embeddings}, {network.head.out_features}, {sizes})"
 
 
-def _group_norm(norm: nn.GroupNorm) -> str:
-    return f"nn.GroupNorm({norm.num_groups}, {norm.num_channels}, eps={norm.eps})"
-
-
 _WRITERS: dict[type[nn.Module], _Writer] = {
-    nn.GroupNorm: _Writer(_group_norm),  # its repr has an argument that older versions do not know
+    nn.GroupNorm: _Writer(  # its repr has an argument that older versions do not know
+        lambda norm: f"nn.GroupNorm({norm.num_groups}, {norm.num_channels}, eps={norm.eps})"
+    ),
     Residual: _Writer(_residual, (norm_layer, Residual)),
     Recurrent: _Writer(_recurrent, (head, Recurrent)),
 }
@@ -182,17 +184,14 @@ def _expression(module: nn.Module, depth: int) -> str | None:
 # ---- the model card of an export: what the model is, for what it may be used, and how to load it
 
 MOST_ROWS = 100  # columns of a table that the card lists
+MOST_CLASSES = 20  # that it names
+FEW = 1000  # test samples, below which a score is said to be uncertain
+_MARKS = re.compile(r"([\\`*_{}\[\]<>#|&~])")
 
-LOADING = """\
-tensors, models = load_file("model.safetensors"), [network() for _ in range({count})]
-for i, model in enumerate(models):
-    state = {{k.partition("/")[2]: v for k, v in tensors.items() if k.startswith(f"{{i}}/")}}
-    model.eval().load_state_dict(state, assign=True)
-predict = lambda x: sum(w * m(x){last} for w, m in zip(tensors["weights"], models))
-"""
-CALIBRATED = """\
-calibrated = lambda x: (predict(x).clamp(min={least}).log() / {temperature!r}).softmax(-1)
-"""
+
+def plain(text: object) -> str:
+    """A text from data or a config, as plain text in Markdown."""
+    return _MARKS.sub(r"\\\1", printable(text))
 
 
 def card(
@@ -200,159 +199,90 @@ def card(
     preprocessing: Preprocessing,
     count: int,
     clinical: SiteClinical | None = None,
-    told: str = "",
+    before: SiteClinical | None = None,
+    again: Recalibration | None = None,
 ) -> str:
     """The text of ``README.md``; ``count`` is the number of models in the mixture.
 
-    ``told`` is the :func:`clinical_section`.
+    Bins and subgroups with few rows are given without numbers: a card may be passed on.
     """
-    facts = config.model
-    trust = (
-        "## How far to trust its probabilities" if clinical and clinical.outcome else "## Subgroups"
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import
+
+    made = Environment(
+        loader=PackageLoader(__package__, "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    parts = (
-        f"# Model of {plain(facts.client)}, trained by {plain(words.label(facts.method))}",
-        _what(config, preprocessing, count),
-        "## How good it is",
-        _quality(config, clinical),
-        *((trust, told) if told else ()),
-        "## Intended use, and limits",
-        _limits(config, preprocessing.schema),
-        "## Use it with coterie",
-        _with_coterie(preprocessing.schema),
-        "## Load it with plain PyTorch",
-        _plain_torch(config.network, preprocessing.schema, count, config.temperature),
-        "## Inputs",
-        _inputs(preprocessing),
-        "## Where it comes from",
-        _origin(config),
-    )
-    return "\n\n".join(parts) + "\n"
+    made.filters |= {
+        "plain": plain,
+        "names": lambda several: ", ".join(plain(one.name) for one in several),
+    }
+    facts, schema, network = config.model, preprocessing.schema, config.network
+    numbers = None if clinical is None else clinical.numbers
+    old, new = (one and one.numbers.calibration for one in (before, clinical))
+    values = {
+        **{"facts": facts, "schema": schema, "target": schema.target, "network": network},
+        **{"count": count, "clinical": clinical, "numbers": numbers, "again": again},
+        **{"old": old, "new": new, "temperature": config.temperature, "origin": _origin(config)},
+        **{"asked": _asked(schema), "way": _way(facts), "lacks": _lacks(facts, numbers)},
+        **{"judged": _judged(facts), "inputs": _inputs(preprocessing)},
+        "several": f" It is a mixture of {count} such networks." if count > 1 else "",
+        "known": [one for one in facts.collaborators if one.entered is not None],
+        "others": [one for one in facts.collaborators if one.entered is None],
+        "metric": METRICS[facts.metric],
+        "unit": words.unit(facts.metric),
+        "score": facts.score is not None
+        and words.number(facts.score, facts.metric) + words.unit(facts.metric),
+        "slope": ""
+        if new is None or math.isnan(new.slope)
+        else f", calibration slope {words.plain(new.slope)} (ideally 1)",
+        "code": _network_code(network, schema),
+        **{"label": words.label, "part": words.part, "number": words.plain},
+        **{"rows_text": rows_text, "subgroup_text": subgroup_text, "share_text": share_text},
+        **{"fewest": FEWEST, "most": MOST_ROWS, "least_chance": LEAST_CHANCE},
+    }
+    return made.get_template("card.md").render(values)
 
 
-def _listed(names: Iterable[object]) -> str:
-    return ", ".join(map(plain, names))
+def _asked(schema: Schema) -> str:
+    """What the model predicts."""
+    if schema.regression:
+        return "a number in the unit of the training data"
+    names = schema.target.classes
+    more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
+    listed = ", ".join(map(plain, names[:MOST_CLASSES]))
+    return f"a probability for each of the classes {listed}{more}"
 
 
-def _what(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str:
-    """What it predicts, and how the client got it: in the run, or by joining it later."""
-    facts, target = config.model, preprocessing.schema.target
-    asked = "a number in the unit of the training data"
-    if target.classes:
-        more = len(target.classes) - 20
-        asked = f"a probability for each of the classes {_listed(target.classes[:20])}"
-        asked += f" and {more} more" if more > 0 else ""
-    way = f" in {facts.rounds} rounds of federated training"
-    if facts.onboarded:
-        way = (
-            f", which was **not in the federation**: it was onboarded after {facts.rounds} rounds "
-            f"of federated training, with {facts.train} labelled samples of its own, and no other "
-            "client trained for it"
-        )
-    several = f" It is a mixture of {count} such networks." if count > 1 else ""
-    return (
-        f"It predicts {plain(target.name) or 'the target'}: {asked}. It is a network of the kind "
-        f"`{config.network.name}`, made for the client {plain(facts.client)}{way}.{several}\n\n"
-        f"{_partners(facts)}"
-    )
-
-
-def _partners(facts: ModelFacts) -> str:
-    """Everybody whose model entered this one, with the weights that are known."""
-    known = [one for one in facts.collaborators if one.entered is not None]
-    others = [one for one in facts.collaborators if one.entered is None]
-    if not facts.collaborators:
-        return "No other client's model went into it."
-    names = _listed(one.name for one in others)
-    if not known:
-        how = "made from the models of" if facts.onboarded else "trained together with"
-        return f"It was {how} {names}: the parts of each are not recorded."
-    rows = [
-        (plain(one.name), *map(words.part, (one.average, one.last, one.entered))) for one in known
-    ]
-    head = "collaborator", "weight on average", "weight in the last round", "part of this model"
-    when = "when it joined"
+def _way(facts: ModelFacts) -> str:
+    """How the client got the model: in the run, or by joining it later."""
     if not facts.onboarded:
-        when = f"over the rounds of this run (seed {facts.seed}) in which it took part"
-    maybe = f"\n\nMay have entered it too, in a weighing that is not recorded: {names}."
+        return f" in {facts.rounds} rounds of federated training"
     return (
-        "The models of these clients entered it, directly or through others:\n\n"
-        f"{markdown_table(head, rows)}\n\nWeights are parts of the client's weight on others, "
-        f"{when}; a part of this model is what is left of another's after all rounds of mixing."
-        f"{maybe if others else ''}"
+        f", which was **not in the federation**: it was onboarded after {facts.rounds} rounds "
+        f"of federated training, with {facts.train} labelled samples of its own, and no other "
+        "client trained for it"
     )
 
 
-def _quality(config: ExportConfig, clinical: SiteClinical | None) -> str:
-    facts = config.model
-    metric, unit = METRICS[facts.metric], words.unit(facts.metric)
+def _lacks(facts: ModelFacts, numbers: Clinical | None) -> str:
+    """Why there is no test score."""
+    positives = None if numbers is None else numbers.positives
+    if not facts.test:
+        return "the client had no test data"
+    if positives in (0, facts.test):
+        kind = "no positives" if positives == 0 else "nothing but positives"
+        return f"there are {kind} among the client's {facts.test} test samples"
+    return f"its model failed on the client's {facts.test} test samples"
+
+
+def _judged(facts: ModelFacts) -> str:
     if facts.score is None:
-        positives = None if clinical is None else clinical.numbers.positives
-        why = "the client had no test data"
-        if facts.test:
-            why = f"its model failed on the client's {facts.test} test samples"
-        if facts.test and positives in (0, facts.test):
-            lacks = "no positives" if positives == 0 else "nothing but positives"
-            why = f"there are {lacks} among the client's {facts.test} test samples"
-        score = f"It has no test score: {why}."
-    else:
-        number = words.number(facts.score, facts.metric)
-        score = (
-            f"On the client's own {facts.test} test samples, which were not used for training: "
-            f"**{metric.title} {number}{unit}**" + (f" ({metric.unit})." if metric.unit else ".")
-        )
-    counts = f"The client trained on {facts.train} samples and validated on {facts.val}."
-    return "\n\n".join([score, counts, *map(plain, facts.notes)])
-
-
-def _limits(config: ExportConfig, schema: Schema) -> str:
-    facts = config.model
-    name = plain(facts.client)
-    judged = f"It was judged on data of {name} alone."
-    if facts.score is None:
-        judged = "It was not judged: it has no test score."
-    elif facts.test < 1000:
-        judged += f" With {facts.test} test samples the score is itself uncertain."
-    return (
-        f"It is meant for new samples that come about as those of {name} did: the same columns, "
-        "units and way of measuring, and the same kind of cases.\n\n"
-        f"{judged} Elsewhere, "
-        "or after a change of equipment, coding or patients, it may be wrong without any sign of "
-        "it: judge it again on labelled samples first.\n\n"
-        + (
-            ("Its probabilities were not calibrated. " if config.temperature == 1.0 else "")
-            if not schema.regression
-            else "It gives no interval around a value. "
-        )
-        + "It is the result of an experiment, not an approved product: no decision about a person "
-        "should rest on it alone."
-    )
-
-
-def _with_coterie(schema: Schema) -> str:
-    new = "new.csv" if schema.kind == "table" else "new.npz"
-    return f"```\ncoterie predict . {new} --out answers.csv\n```\n\n" + (
-        "The file needs the columns below; their order does not matter. Other columns, such as an "
-        "id, are ignored, or copied to the answers with `--keep`."
-        if schema.kind == "table"
-        else "The file holds one array of samples, as below."
-    )
-
-
-def _plain_torch(network: NetworkFacts, schema: Schema, count: int, temperature: float) -> str:
-    last = ".softmax(-1)" if not schema.regression else ".squeeze(-1)"
-    given = "probabilities of the classes" if not schema.regression else "values to scale back"
-    half = network.precision == "bf16"
-    lines = LOADING.format(count=count, last=last)
-    if temperature != 1.0:
-        lines += CALIBRATED.format(temperature=temperature, least=LEAST_CHANCE)
-    return (
-        "In this folder, with torch and safetensors alone:\n\n```python\n"
-        f"{_network_code(network, schema)}\n\n\n{lines}```\n\n"
-        f"`predict(x)` takes inputs of shape [n, {', '.join(map(str, network.shape))}], prepared "
-        f"as below, and gives the {given}."
-        + (" The run computed in bfloat16; these lines compute in float32." if half else "")
-    )
+        return "It was not judged: it has no test score."
+    few = f" With {facts.test} test samples the score is itself uncertain."
+    return f"It was judged on data of {plain(facts.client)} alone.{few if facts.test < FEW else ''}"
 
 
 def _network_code(network: NetworkFacts, schema: Schema) -> str:
@@ -393,39 +323,15 @@ def _inputs(preprocessing: Preprocessing) -> str:
         )
     if schema.regression and moments is not None:
         text += f" A value is the output * {moments.target_std!r} + {moments.target_mean!r}."
-    return text + _column_table(schema)
+    return text
 
 
-def _column_table(schema: Schema) -> str:
-    if schema.kind != "table":
-        return ""
-    rows = []
-    for column in schema.columns[:MOST_ROWS]:
-        if column.kind == "levels":
-            what = "category", f"1 for its own category, else 0: {_listed(column.levels)}"
-        else:
-            extra = ", and 1 if it is missing, else 0" if column.missing else ""
-            what = "number", f"the standardised number{extra}"
-        rows.append((plain(column.name), *what))
-    more = len(schema.columns) - MOST_ROWS
-    rest = f"\n\n{more} more columns are in `preprocessing.json`." if more > 0 else ""
-    return f"\n\n{markdown_table(('column', 'kind', 'becomes'), rows)}{rest}"
-
-
-def _origin(config: ExportConfig) -> str:
-    facts = config.model
-    rows = {
-        "method": facts.method,
-        "rounds": facts.rounds,
-        "seed": facts.seed,
-        "run": facts.run,
+def _origin(config: ExportConfig) -> dict[str, object]:
+    facts, network = config.model, config.network
+    return {
+        **{"method": facts.method, "rounds": facts.rounds, "seed": facts.seed, "run": facts.run},
         "data": facts.data or "known at the coordinator only",
         "model": config.digest,
-        "network": f"{config.network.name} {json.dumps(config.network.options)}",
+        "network": f"{network.name} {json.dumps(network.options)}",
         "coterie": config.coterie,
     }
-    told = markdown_table(("", ""), [(name, plain(value)) for name, value in rows.items()])
-    return (
-        f"{told}\n\n`config.json` has the same for programs; "
-        "`MANIFEST.json` has the size and the sha256 of every file."
-    )

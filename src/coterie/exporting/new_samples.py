@@ -85,7 +85,10 @@ def _read_table(source: Source, schema: Schema, how: Reading) -> NewSamples:
             truth = encode_target(sheet_of(table, [target.name], path), target)
         except pa.ArrowInvalid:  # texts where the model gives numbers: nothing to compare
             ignored.append(target.name)
-    kept = {name: _as_text(table.column(name)) for name in how.keep}
+    kept = {
+        name: ["" if cell is None else str(cell) for cell in table.column(name).to_pylist()]
+        for name in how.keep
+    }
     return NewSamples(encode(sheet, schema.columns), kept, truth, tuple(ignored))
 
 
@@ -186,10 +189,6 @@ def _tell_unknown(sheet: Sheet, column: InputColumn, strict: bool) -> None:
             "training data; spell it as there, or leave --strict out: it then counts as unknown"
         )
     sheets.warn_unknown(sheet.files[0].name, column, unknown, rows)
-
-
-def _as_text(column: pa.ChunkedArray) -> list[str]:
-    return ["" if cell is None else str(cell) for cell in column.to_pylist()]
 
 
 def _array_of(path: Path, schema: Schema) -> Array:

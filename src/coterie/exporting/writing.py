@@ -49,7 +49,6 @@ from .calibration import (
     recalibrated,
     validation_answers,
 )
-from .clinical_card import clinical_section
 from .exported_model import ExportedModel
 from .model_card import (
     CARD,
@@ -131,8 +130,8 @@ def write_export(trained: Trained, out: Path, *, onnx: bool = False) -> Path:
         save_file(tensors, temporary)
     files.write_text(out / PREPROCESSING, trained.preprocessing.to_json() + "\n")
     files.write_text(out / CONFIG, config.to_json())
-    told = clinical_section(trained.clinical, trained.before, again)
-    text = card(config, trained.preprocessing, len(predictor.weights), trained.clinical, told)
+    parts = len(predictor.weights), trained.clinical, trained.before, again
+    text = card(config, trained.preprocessing, *parts)
     files.write_text(out / CARD, text)
     files.write_json(out / files.MANIFEST, {"files": files.list_files(out)})
     return out

@@ -28,7 +28,7 @@ from ..training.rounds import Record, train
 from ..views import words
 from ..views.clinical import Estimate, estimated_score
 from ..views.clinical_page import score_text
-from ..views.table import Heading, Line, Table, to_text
+from ..views.table import Line, Table, to_text
 
 
 class LeftOutSite(NamedTuple):
@@ -88,8 +88,7 @@ class LeftOut:
         for name, weights in (("mean of sites", None), ("mean by test samples", rows)):
             other, alone = (words.number(x, self.metric) for x in self.means(weights))
             cells.append((name, str(scored), other, alone, ""))
-        lines = tuple(Line(one, best=False, local=False, alarm=False) for one in cells)
-        return printable_lines(to_text(Table(tuple(Heading(head, "") for head in heads), lines)))
+        return printable_lines(to_text(Table.of(heads, map(Line, cells))))
 
 
 def _cells(site: LeftOutSite, metric: str) -> tuple[str, ...]:

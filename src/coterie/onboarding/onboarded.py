@@ -77,19 +77,13 @@ def curve_point(metric: str, samples: int, pairs: Sequence[Pair]) -> CurvePoint:
     each = np.array([metrics.gains(np.array(a), np.array(b), metric) for a, b in scores])
     low, high = found.low, found.high
     if len(pairs) > 1 and np.isfinite(each).all():
-        low, high = _ends(
-            found.gain, found.variance, float(each.var(ddof=1)) / len(each), len(each)
-        )
+        of_draws = float(each.var(ddof=1)) / len(each)
+        variance = found.variance + of_draws
+        spread = of_draws**2 / (len(each) - 1)  # the variance by test samples counts as known
+        freedom = variance**2 / spread if spread > 0 else math.inf  # Satterthwaite's
+        reach = float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)
+        low, high = found.gain - reach, found.gain + reach
     return CurvePoint(samples, len(pairs), alone, joined, found.gain, low, high)
-
-
-def _ends(gain: float, of_tests: float, of_draws: float, draws: int) -> tuple[float, float]:
-    """The interval of a gain whose variance has two parts; Satterthwaite's degrees of freedom."""
-    variance = of_tests + of_draws
-    spread = of_draws**2 / (draws - 1)  # the variance by test samples counts as known
-    freedom = variance**2 / spread if spread > 0 else math.inf
-    reach = float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)
-    return gain - reach, gain + reach
 
 
 # ---- the table and the sentences -----------------------------------------------------------------
@@ -117,14 +111,9 @@ def table_of(found: "Onboarded") -> Table:
         Heading("collaborators", "the clients with the most weight"),
     ]
     lines = [_cells(found, at) for at in range(len(found.points))]
-    shown = [at for at in range(len(columns)) if at != 2 or found.average is not None]
-    return Table(
-        tuple(columns[at] for at in shown),
-        tuple(
-            Line(tuple(cells[at] for at in shown), best=False, local=False, alarm=False)
-            for cells in lines
-        ),
-    )
+    if found.average is None:
+        columns, lines = [*columns[:2], *columns[3:]], [[*one[:2], *one[3:]] for one in lines]
+    return Table(tuple(columns), tuple(Line(tuple(cells)) for cells in lines))
 
 
 def _cells(found: "Onboarded", at: int) -> list[str]:

@@ -6,12 +6,11 @@ docs/cards.md describes the format. Everything in it is checked before a run beg
 """
 
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ..core.imports import Code
 from ..errors import ConfigError, did_you_mean
@@ -40,70 +39,31 @@ class StrictTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ClaimTable(StrictTable):
-    """One entry of ``[[claims]]``; exactly one of its relations is given."""
-
-    text: str
-    columns: tuple[str, ...] = ()
-    number: str | None = None
-    above: tuple[str, ...] | None = None
-    below: tuple[str, ...] | None = None
-    rises: tuple[str, ...] | None = None
-    falls: tuple[str, ...] | None = None
-    best: str | None = None
-    level: tuple[str, str] | None = None
-    at_least: tuple[str, float] | None = None
-    cause: str | dict[str, str] | None = None  # why it fails; by scale if found at some only
-    by: float = 0.0
-    within: float = 2.0
-    p: Annotated[float, Field(gt=0, le=1)] | None = None
-    place: Literal["abstract", "conclusion"] | None = None
-    ours: str | None = None
-    lead_over: str | None = None
-
-
-def check_claim(table: ClaimTable, scales: Sequence[str]) -> None:
-    """Refuse a claim that cannot be judged, or that has the cause of a scale that is not there."""
-    claim_of(table, scales[0])
-    for scale in table.cause if isinstance(table.cause, dict) else ():
-        if scale not in scales:
-            raise ConfigError(
-                f"claims: '{table.text}': cause: there is no scale '{scale}'; "
-                f"{did_you_mean(scale, scales)}"
-            )
-
-
-def claim_of(table: ClaimTable, scale: str) -> Claim:
-    """The claim that a table states, with the cause of its failure at this scale.
-
-    A table without a relation, or with several, is refused.
-    """
-    given = {name: getattr(table, name) for name in RELATIONS}
-    given = {name: value for name, value in given.items() if value is not None}
+def claim_of(found: Any) -> Any:
+    """The fields of a claim from an entry of ``[[claims]]``, which has exactly one relation."""
+    if not isinstance(found, dict):
+        return found
+    given = {name: value for name, value in found.items() if name in RELATIONS}
     if len(given) != 1:
         raise ConfigError(
-            f"claims: '{table.text}' has {len(given)} relations; expected one of "
+            f"claims: '{found.get('text')}' has {len(given)} relations; expected one of "
             f"{', '.join(RELATIONS)}"
         )
-    check_number(table.number, "claims.number")
     ((relation, value),) = given.items()
-    if relation == "at_least":
-        methods, margin = (value[0],), value[1]
-    else:
-        methods = (value,) if isinstance(value, str) else tuple(value)
-        margin = table.within if relation == "level" else table.by
-    cause = table.cause.get(scale) if isinstance(table.cause, dict) else table.cause
-    rest = margin, table.columns, table.number, cause, table.p
-    ours = table.place, table.ours, table.lead_over
-    claim = Claim(table.text, relation, methods, *rest, *ours)
-    _check_methods(claim)
-    return claim
+    rest = {name: value for name, value in found.items() if name not in RELATIONS}
+    by, within = rest.pop("by", 0.0), rest.pop("within", 2.0)
+    margin = within if relation == "level" else by
+    if relation == "at_least" and isinstance(value, list) and len(value) == 2:
+        value, margin = value
+    methods = [value] if isinstance(value, str) else value
+    return {**rest, "relation": relation, "methods": methods, "margin": margin}
 
 
-def _check_methods(claim: Claim) -> None:
-    """Refuse a claim that could not fail, or whose columns contradict each other."""
+def checked_claim(claim: Claim) -> Claim:
+    """The claim; refuses one that could not fail, or whose columns contradict each other."""
+    check_number(claim.number, "claims.number")
     where, placed = f"claims: '{claim.text}': {claim.relation}", [IN in m for m in claim.methods]
-    if claim.relation == "best" and any(placed):
+    if claim.relation == "best" and (any(placed) or len(claim.methods) > 1):
         raise ConfigError(f"{where}: found a column; expected a method, and columns = [...]")
     if claim.relation != "best" and len(claim.methods) < FEWEST.get(claim.relation, 2):
         raise ConfigError(f"{where}: found {len(claim.methods)} methods; expected two or more")
@@ -113,10 +73,10 @@ def _check_methods(claim: Claim) -> None:
         raise ConfigError(f"{where}: found p; expected it beside methods of one column in 'above'")
     if all(placed) and claim.columns:
         raise ConfigError(f"{where}: every method names its column; remove columns = [...]")
+    return claim
 
 
 PAPER = "paper"  # the scale of the file itself
-FURTHER = ("card", "columns", "paper", "claims", "scales")
 NAMING = ("data", "partition", "model", "adapt")  # tables whose fields belong to what they name
 
 
@@ -135,17 +95,54 @@ class CardTable(StrictTable):
     waits: str | None = None
 
 
-@dataclass(frozen=True)
-class Card:
-    """A table or figure of a paper, at any of its scales."""
+def _number(value: Any) -> Printed:
+    """A printed number: alone, or with its deviation in a list."""
+    parts = value if isinstance(value, list) else [value]
+    real = [part for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
+    if not 1 <= len(parts) <= 2 or len(real) != len(parts):
+        raise ValueError("expected a number or [mean, deviation]")
+    return Printed(*map(float, parts))
+
+
+class ScaleTable(BaseModel):
+    """One of ``[scales]``: fields of the config, and these."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    note: str | None = None
+    tried: str | None = None  # what was tried at this scale and left
+    columns: dict[str, Table] | None = None  # the columns of the scale, with fields of their own
+
+    @property
+    def tables(self) -> Table:
+        """The fields of the config."""
+        return dict(self.model_extra or {})
+
+
+class Card(BaseModel):
+    """A table or figure of a paper, at any of its scales; other tables of the file are a config."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
 
     path: Path
-    about: CardTable
-    tables: Table  # the config at the paper's scale
-    columns: dict[str, Table]
-    printed: dict[str, dict[str, Printed]]
-    claims: tuple[ClaimTable, ...]
-    scales: dict[str, Table]
+    about: CardTable = Field(alias="card")
+    columns: dict[str, Table] = {}
+    printed: dict[str, dict[str, Annotated[Any, BeforeValidator(_number)]]] = Field(
+        {}, alias="paper"
+    )
+    claims: tuple[
+        Annotated[Claim, BeforeValidator(claim_of), AfterValidator(checked_claim)], ...
+    ] = ()
+    scales: dict[str, ScaleTable] = {}
+
+    @property
+    def tables(self) -> Table:
+        """The config at the paper's scale."""
+        return dict(self.model_extra or {})
+
+    def at(self, scale: str) -> Table:
+        """The config at a scale."""
+        return merged(self.tables, self.scales[scale].tables if scale in self.scales else {})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,27 +159,27 @@ class Card:
         if scale not in self.names:
             known = did_you_mean(scale, self.names)
             raise ConfigError(f"{self.path}: there is no scale '{scale}'; {known}")
-        table = dict(self.scales.get(scale, {}))
-        note, narrowed = table.pop("note", None), table.pop("columns", None)
-        table.pop("tried", None)
-        base = merged(self.tables, table)
-        columns = self._columns(base, narrowed, dict(changes or {}), code or Code())
-        about = self.about
-        notes = [note, about.stand_in, about.waits, *about.notes]
+        here, about = self.scales.get(scale, ScaleTable()), self.about
+        narrowed = here.columns
+        columns = self._columns(self.at(scale), narrowed, dict(changes or {}), code or Code())
+        notes = [here.note, about.stand_in, about.waits, *about.notes]
         return Study(
             name=about.id,
             title=f"{about.paper}: {about.title}",
             columns=columns,
             printed=self.printed,
-            claims=tuple(claim_of(claim, scale) for claim in self.claims),
+            claims=tuple(
+                c._replace(cause=c.cause.get(scale)) if isinstance(c.cause, dict) else c
+                for c in self.claims
+            ),
             tolerance=about.tolerance,
-            notes=tuple(str(text) for text in notes if text),
+            notes=tuple(text for text in notes if text),
             figure=about.figure,
             left_out=tuple(n for n in self.columns if narrowed is not None and n not in narrowed),
         )
 
     def _columns(
-        self, base: Table, narrowed: Any, changes: dict[str, Any], code: Code
+        self, base: Table, narrowed: Mapping[str, Table] | None, changes: dict[str, Any], code: Code
     ) -> tuple[StudyColumn, ...]:
         found: list[StudyColumn] = []
         for name, overrides in (self.columns or {RESULT: {}}).items():
@@ -215,63 +212,31 @@ def read_card(path: Path) -> Card:
 
 
 def _card(path: Path, tables: Table) -> Card:
-    about = _checked(CardTable, tables.get("card", {}), "card")
-    columns = _tables_of(tables, "columns")
-    scales = _tables_of(tables, "scales")
-    claims = tables.get("claims", [])
-    if not isinstance(claims, list):
-        raise ConfigError("claims: found a table; expected a list of them, [[claims]]")
-    for number in [about.number, *(table.get("number") for table in columns.values())]:
-        check_number(number, "number")
-    for scale, table in scales.items():
-        narrowed = table.get("columns")
-        if narrowed is not None and not isinstance(narrowed, Mapping):
-            raise ConfigError(f"scales.{scale}.columns: expected a table of columns")
-        for name, further in (narrowed or {}).items():
-            if name not in columns:
-                raise ConfigError(f"scales.{scale}.columns: {did_you_mean(name, columns)}")
-            if not isinstance(further, Mapping):
-                where = f"scales.{scale}.columns.{name}"
-                raise ConfigError(f"{where}: found {further!r}; expected a table of the config")
-    told = tuple(_checked(ClaimTable, one, "claims") for one in claims)
-    for claim in told:
-        check_claim(claim, (PAPER, *scales))
-    return Card(
-        path=path,
-        about=about,
-        tables={name: table for name, table in tables.items() if name not in FURTHER},
-        columns=columns,
-        printed={
-            column: {method: _printed(value, f"paper.{column}.{method}") for method, value in of}
-            for column, of in ((c, t.items()) for c, t in _tables_of(tables, "paper").items())
-        },
-        claims=told,
-        scales=scales,
-    )
-
-
-def _checked(kind: Any, value: Any, where: str) -> Any:
     try:
-        return kind.model_validate(value)
+        card = Card.model_validate({**tables, "path": path})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        path = ".".join(map(str, (where, *first["loc"])))
-        raise ConfigError(f"{path}: {first['msg']} (found {first['input']!r})") from None
-
-
-def _tables_of(tables: Table, name: str) -> dict[str, Table]:
-    found = tables.get(name, {})
-    if not isinstance(found, dict) or not all(isinstance(t, dict) for t in found.values()):
-        raise ConfigError(f'{name}: expected a table of tables, as in [{name}."a name"]')
-    return found
-
-
-def _printed(value: Any, where: str) -> Printed:
-    parts = value if isinstance(value, list) else [value]
-    real = [part for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
-    if not 1 <= len(parts) <= 2 or len(real) != len(parts):
-        raise ConfigError(f"{where}: found {value!r}; expected a number or [mean, deviation]")
-    return Printed(*map(float, parts))
+        place, wanted = (
+            ".".join(map(str, first["loc"])),
+            first["msg"].replace("dictionary", "table"),
+        )
+        for start in ("Value error, expected ", "Input should be "):
+            wanted = wanted.removeprefix(start)
+        raise ConfigError(f"{place}: found {first['input']!r}; expected {wanted}") from None
+    for number in [card.about.number, *(table.get("number") for table in card.columns.values())]:
+        check_number(number, "number")
+    for scale, table in card.scales.items():
+        for name in table.columns or ():
+            if name not in card.columns:
+                known = did_you_mean(name, card.columns)
+                raise ConfigError(f"scales.{scale}.columns: {known}")
+    for claim in card.claims:
+        for scale in claim.cause if isinstance(claim.cause, dict) else ():
+            if scale not in card.names:
+                known = did_you_mean(scale, card.names)
+                told = f"claims: '{claim.text}': cause: there is no scale '{scale}'"
+                raise ConfigError(f"{told}; {known}")
+    return card
 
 
 def _loaded(path: Path, tables: Table, code: Code) -> Any:

@@ -1,7 +1,7 @@
 """A study's outcome as text: its table, the claims, the cost, and where it was run."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from statistics import mode
 
 from ..views import words
@@ -17,34 +17,22 @@ WARNING = "Careful:"  # what stands before each of them
 
 def warnings(outcome: StudyOutcome, column: StudyColumn) -> list[str]:
     """One sentence per alarm and per group of methods with equal models, with its seeds."""
-    found: dict[str, list[int]] = {}
-    for text, seed in (*_alarms(outcome, column), *_equal(outcome, column)):
-        found.setdefault(text, []).append(seed)
-    return [f"{text} ({_named(seeds)})" for text, seeds in found.items()]
-
-
-def _alarms(outcome: StudyOutcome, column: StudyColumn) -> Iterator[tuple[str, int]]:
+    found: dict[str, set[int]] = {}
+    alike: dict[tuple[int, str], list[str]] = {}  # methods that predict with the same models
     for method in column.config.methods():
         for record in outcome.of(column, method.label):
             for alarm in record.summary.get("alarms", ()):
-                yield alarm["text"].rstrip("."), record.seed
-
-
-def _equal(outcome: StudyOutcome, column: StudyColumn) -> Iterator[tuple[str, int]]:
-    """Methods whose clients predict with the same models, bit for bit."""
-    alike: dict[tuple[int, str], list[str]] = {}
-    for method in column.config.methods():
-        for record in outcome.of(column, method.label):
-            digest = record.summary.get("digest")
-            if digest:
+                found.setdefault(alarm["text"].rstrip("."), set()).add(record.seed)
+            if digest := record.summary.get("digest"):
                 alike.setdefault((record.seed, digest), []).append(words.label(method.label))
     for (seed, _), labels in alike.items():
         if len(labels) > 1:
-            yield f"{', '.join(labels[:-1])} and {labels[-1]} end with the same models", seed
-
-
-def _named(seeds: list[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}"
+            text = f"{', '.join(labels[:-1])} and {labels[-1]} end with the same models"
+            found.setdefault(text, set()).add(seed)
+    return [
+        f"{text} (seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))})"
+        for text, seeds in found.items()
+    ]
 
 
 MARKS = {HOLDS: "✓", FAILS: "✗"}
@@ -63,12 +51,18 @@ def markdown(outcome: StudyOutcome, command: str = "") -> str:
     lines += [f"{typed}{done} of {wanted} runs. State: **{outcome.state}**.", ""]
     lines += [*(f"- {note}" for note in study.notes), ""] if study.notes else []
     lines += [*_table(outcome), ""]
-    careful = _careful(outcome)
-    lines += [*careful, ""] if careful else []
-    claims = _short_claims(outcome)
-    if claims:
-        lines += ["## Claims", "", *(f"- {line}" for line in claims), ""]
-    lines += [_where(outcome)]
+    careful: dict[str, dict[str, None]] = {}  # each kind once, up to its colon, with its columns
+    for column in study.columns:
+        for text in warnings(outcome, column):
+            careful.setdefault(text.partition(":")[0], {})[column.name] = None
+    lines += [f"- **{WARNING}** {text}: {', '.join(names)}." for text, names in careful.items()]
+    lines += [""] if careful else []
+    if outcome.judged:
+        lines += ["## Claims", "", *(f"- {line}" for line in _short_claims(outcome)), ""]
+    keys = {cell.key for cell in study.cells()}
+    if used := [record for key, record in outcome.records.items() if key in keys]:
+        seeds = ", ".join(map(str, sorted({record.seed for record in used})))
+        lines.append(f"Seeds {seeds}. Run on: {'; '.join(_environments(used))}.")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -83,11 +77,11 @@ def _table(outcome: StudyOutcome) -> list[str]:
     usual = mode([e.seeds for row in ran.values() for e in row.values() if e.seeds] or [0])
     lines = _abouts(outcome, shown, usual)
     if ran:
-        table = [["method", *shown], ["---"] + ["---:"] * len(shown)]
-        for method, row in ran.items():
-            cells = [_cell(row.get(name), usual) for name in shown]
-            table.append([words.label(method), *cells])
-        lines += [f"| {' | '.join(cells)} |" for cells in table]
+        cells = (
+            [words.label(method), *(_cell(row.get(name), usual) for name in shown)]
+            for method, row in ran.items()
+        )
+        lines += words.markdown(["method", *shown], cells, "lr")
     missing = [n for n in names if n not in shown]
     missing += [words.label(method) for method in rows if method not in ran]
     return lines + (["", f"Not run: {', '.join(missing)}."] if missing else [])
@@ -126,15 +120,6 @@ def _cell(entry: StudyNumber | None, usual: int) -> str:
     if entry.printed:
         ours += f" ({spread(entry.printed.mean, None)})"
     return ours if entry.seeds == usual else f"{ours}, seeds: {entry.seeds}"
-
-
-def _careful(outcome: StudyOutcome) -> list[str]:
-    """Each kind of warning once, up to its colon, with the columns that it holds for."""
-    found: dict[str, dict[str, None]] = {}
-    for column in outcome.study.columns:
-        for text in warnings(outcome, column):
-            found.setdefault(text.partition(":")[0], {})[column.name] = None
-    return [f"- **{WARNING}** {text}: {', '.join(names)}." for text, names in found.items()]
 
 
 def about_column(column: StudyColumn) -> str:
@@ -230,27 +215,18 @@ def _short_claims(outcome: StudyOutcome) -> list[str]:
     return [*lines, f"{rest} of {len(outcome.judged)} not judged yet"] if rest else lines
 
 
-def _where(outcome: StudyOutcome) -> str:
-    keys = {cell.key for cell in outcome.study.cells()}
-    used = {key: record for key, record in outcome.records.items() if key in keys}
-    if not used:
-        return ""
-    seeds = sorted({record.seed for record in used.values()})
-    return f"Seeds {', '.join(map(str, seeds))}. Run on: {'; '.join(_environments(used))}."
-
-
-def _environments(records: Mapping[str, CellRecord]) -> list[str]:
+def _environments(records: Sequence[CellRecord]) -> list[str]:
     """Where the runs were computed, one line per machine, with the commits by engine."""
     found: dict[str, dict[str, dict[str, None]]] = {}
-    for record in records.values():
+    for record in records:
         where = record.environment
         commit = where.get("git_commit")  # None in a copy of the source that is no checkout
         code = commit[:7] if commit else f"source {str(where.get('source'))[:10]}"
         name = where.get("device_name") or where.get("device")
         machine = f"{name}, {where.get('precision')}, torch {where.get('torch')}"
         found.setdefault(machine, {}).setdefault(str(where.get("engine")), {})[code] = None
-    lines = []
-    for machine, engines in found.items():
-        used = [f"{engine} at {', '.join(commits)}" for engine, commits in engines.items()]
-        lines.append(f"{machine} ({'; '.join(used)})")
-    return lines
+    used = {
+        machine: (f"{engine} at {', '.join(commits)}" for engine, commits in engines.items())
+        for machine, engines in found.items()
+    }
+    return [f"{machine} ({'; '.join(some)})" for machine, some in used.items()]

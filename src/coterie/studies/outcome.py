@@ -135,7 +135,8 @@ class _InColumn(NamedTuple):
 def _compare(outcome: "StudyOutcome", claim: Claim, column: StudyColumn | None) -> _InColumn | None:
     """A claim in a column, by the seeds that all its methods have; None without any."""
     values = _compared(outcome, claim, column)
-    ran = {m: known for m, found in values.items() if (known := _known(found))}
+    known = {m: {s: v for s, v in one.items() if not math.isnan(v)} for m, one in values.items()}
+    ran = {method: found for method, found in known.items() if found}
     shared = sorted(set.intersection(*map(set, ran.values()))) if ran else []
     first = claim.methods[0]
     if not shared or first not in ran or len(ran) < FEWEST.get(claim.relation, 2):
@@ -144,24 +145,14 @@ def _compare(outcome: "StudyOutcome", claim: Claim, column: StudyColumn | None) 
     apart = [Interval.over(x) for x in RELATIONS[claim.relation]([*numbers.values()], claim.margin)]
     states, least = [one.state for one in apart], min(apart, key=lambda one: one.strength)
     shown = ", ".join(f"{_with_place(m)} {found.mean():.2f}" for m, found in numbers.items())
-    if claim.p is not None and column is not None:
-        largest = _largest_p(outcome, claim, column)
+    if claim.p is not None and column is not None:  # the largest of all signed-rank tests
+        tested = [outcome.paired(column, first, other) for other in claim.methods[1:]]
+        largest = max(1.0 if test is None else test.p for test in tested)
         states.append(HOLDS if largest < claim.p else UNDECIDED)
         shown += f"; p at most {largest:.1g}"
     where = "" if column is None else f"{column.name}: "
     text = f"{where}{shown} ({len(shared)} seed{'s' * (len(shared) > 1)})"
     return _InColumn(states, len(shared), len(ran) == len(values), least, text)
-
-
-def _known(found: Mapping[int, float]) -> dict[int, float]:
-    return {seed: value for seed, value in found.items() if not math.isnan(value)}
-
-
-def _largest_p(outcome: "StudyOutcome", claim: Claim, column: StudyColumn) -> float:
-    """The largest p of the signed-rank tests of a claim's first method against the others."""
-    first, *others = claim.methods
-    tests = [outcome.paired(column, first, other) for other in others]
-    return max(1.0 if test is None else test.p for test in tests)
 
 
 def _compared(

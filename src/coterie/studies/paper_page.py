@@ -163,7 +163,7 @@ class Paper:
     def _tried(self) -> Iterator[str]:
         """Settings that were tried and abandoned."""
         for card, scale, _ in self.states:
-            if tried := card.scales.get(scale, {}).get("tried"):
+            if scale in card.scales and (tried := card.scales[scale].tried):
                 yield f"- {card.about.id}, scale {scale}, tried and left: {tried}"
 
     def drawn(self) -> Iterator[tuple[str, str, Markup]]:

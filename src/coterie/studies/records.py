@@ -1,13 +1,15 @@
 """What stays of a run of a study: its numbers, one small JSON file per run."""
 
+import functools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from ..core import metrics
 from ..core.metrics import Floats
@@ -17,6 +19,7 @@ from ..runs.config.methods import TAG
 from ..runs.config.schema import Table
 from ..runs.run import Run, dense
 from ..storage import files
+from ..storage.files import strict
 from .study import BEST_SO_FAR, LOCAL_LEAD, RELATIVE, StudyCell, same_experiment
 
 FORMAT = 1
@@ -28,7 +31,7 @@ DIGITS = 7  # significant ones of a score
 LEFT_OUT: dict[str, Any] = {"weak_clients": {}, "clients_without_validation": [], "ran": {}}
 
 
-@dataclass(frozen=True)
+@strict
 class CellRecord:
     """The numbers of one run: its summary, its curve, and each client's scores."""
 
@@ -47,7 +50,7 @@ class CellRecord:
     matrices: dict[str, list[list[float]]]  # who gave weight to whom, by round
     environment: dict[str, Any]
     # each client's validation score: the same three; empty if it was trained on, and in old records
-    validation: dict[str, list[float | str | None]] = field(default_factory=dict)
+    validation: dict[str, list[float | Literal["inf", "-inf"] | None]] = field(default_factory=dict)
     # test scores over the evaluated rounds of the clients that the column's number is over, by
     # client; empty if it is over all clients, and in old records
     curves: dict[str, list[float | None]] = field(default_factory=dict)
@@ -141,8 +144,7 @@ class CellRecord:
             **{name: spread[field] for name, field in RELATIVE.items()},
             LOCAL_LEAD: _lead(alone, gained, self.metric),
         }
-        tables = {one.name: getattr(self, one.name) for one in fields(self)}
-        return CellRecord(**{**tables, "summary": self.summary | files.plain(found)})
+        return replace(self, summary=self.summary | files.plain(found))
 
     def write(self, folder: Path) -> Path:
         """Write the record into a folder of records."""
@@ -191,7 +193,7 @@ def _lead(alone: Floats, gained: Floats, metric: str) -> float:
     return float(metrics.gains(of_worse.mean(), of_others.mean(), metric))
 
 
-def _validation(history: Run) -> dict[str, list[float | str | None]]:
+def _validation(history: Run) -> dict[str, Any]:
     """Each client's validation scores; infinite ones, of models that diverged, stay infinite."""
     if history.merge_val:
         return {}
@@ -219,7 +221,6 @@ def _matrices(history: Run) -> dict[str, list[list[float]]]:
 
 # ---- as JSON -------------------------------------------------------------------------------------
 
-LATER = ("validation", "curves")  # tables that old records do not have
 # what records share: parts of their configs, and these
 WHOLE = ("environment", "rounds", "n_test", "groups")
 
@@ -280,52 +281,37 @@ def read_records(folder: Path) -> dict[str, CellRecord]:
 
 def record_of(found: Any, where: object) -> CellRecord:
     """The record of a JSON value that came from outside; anything else is refused."""
-    names = [one.name for one in fields(CellRecord) if one.name not in LATER]
     try:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise ValueError(f"found format {_format(found)}; expected {FORMAT}")
-        given = {name: found[name] for name in names}
-        record = CellRecord(**given, **{name: found.get(name, {}) for name in LATER})
+            raise ValueError(f"found {kinds.shown(found)}; expected format {FORMAT}")
+        given = {name: value for name, value in found.items() if name != "format"}
+        record: CellRecord = _kind().validate_json(json.dumps(given))
         _check(record)
         return record
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(
-            f"{where}: is no record of a run ({error}); expected a file that 'coterie reproduce', "
-            "'coterie sweep' or 'coterie tune' wrote; remove it to run this again"
-        ) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        told = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except ValueError as error:
+        told = str(error)
+    raise StoreError(
+        f"{where}: is no record of a run ({told}); expected a file that 'coterie reproduce', "
+        "'coterie sweep' or 'coterie tune' wrote; remove it to run this again"
+    )
 
 
-def _format(found: Any) -> object:
-    return found.get("format") if isinstance(found, dict) else type(found).__name__
+@functools.cache
+def _kind() -> TypeAdapter[CellRecord]:
+    return TypeAdapter(CellRecord)
 
 
 def _check(record: CellRecord) -> None:
+    """Refuse what the kinds of the fields allow and no run writes."""
     summary.checked(record.summary)
     method, _, tag = record.method.partition("@")
     if not method.isidentifier() or (tag and not TAG.fullmatch(tag)):
         raise ValueError(f"method: found {kinds.shown(record.method)}; expected a label")
-    if not isinstance(record.key, str) or not isinstance(record.seed, int):
-        raise ValueError("key or seed is of another kind")
-    lists: tuple[Any, ...] = record.curve, record.last, record.best, record.best_of_rounds
-    for values in (*lists, record.rounds, record.n_test):
-        if not isinstance(values, list) or not all(v is None or _real(v) for v in values):
-            raise ValueError("found something else; expected lists of numbers")
-    tables: tuple[Any, ...] = record.environment, record.matrices, record.config
-    if not all(isinstance(table, dict) for table in (*tables, record.validation, record.curves)):
-        raise ValueError("environment, matrices, config, validation or curves is no table")
-    for curve in record.curves.values():
-        numbers = isinstance(curve, list) and all(v is None or _real(v) for v in curve)
-        if not numbers or len(curve) != len(record.rounds):
-            raise ValueError("found something else; expected a curve with a score for each round")
-    for values in record.validation.values():
-        if not isinstance(values, list) or not all(
-            v is None or v in ("inf", "-inf") or _real(v) for v in values
-        ):
-            raise ValueError("found something else; expected lists of validation scores")
+    if any(len(curve) != len(record.rounds) for curve in record.curves.values()):
+        raise ValueError("curves: expected a score for each round")
     for matrix in record.matrices.values():
         if np.array(matrix, dtype=np.float64).shape != (len(record.last),) * 2:
             raise ValueError("a matrix is not square over the clients")
-
-
-def _real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -5,7 +5,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from ..core.imports import Code
 from ..core.metrics import METRICS
@@ -64,9 +66,10 @@ class Claim(NamedTuple):
     margin: float = 0.0
     columns: tuple[str, ...] = ()  # all columns if empty
     number: str | None = None  # the column's own if None
-    cause: str | None = None  # why it fails, where that was found out
-    p: float | None = None  # signed-rank tests of the first method against the others are below it
-    place: str | None = None  # abstract or conclusion, if it is one of the paper's main claims
+    cause: str | dict[str, str] | None = None  # why it fails; by scale if found at some only
+    # signed-rank tests of the first method against the others are below it
+    p: Annotated[float, Field(gt=0, le=1)] | None = None
+    place: Literal["abstract", "conclusion"] | None = None  # of the paper's main claims
     ours: str | None = None  # our variant of the first method, for which it is judged, too
     lead_over: str | None = None  # numbers are differences to those of this method
 

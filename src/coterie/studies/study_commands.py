@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
+Methods = Annotated[str | None, typer.Option(help="only these, separated by commas")]
+Columns = Annotated[list[str] | None, typer.Option(help="only this column; may be repeated")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N")]
+
+
 def reproduce(
     cards: Annotated[
         list[str] | None,
@@ -29,12 +34,10 @@ def reproduce(
         str, typer.Option(help="paper, tuned, small, digits, or another scale of the card")
     ] = "paper",
     listed: Annotated[bool, typer.Option("--list", help="show all cards and their state")] = False,
-    methods: Annotated[str | None, typer.Option(help="only these, separated by commas")] = None,
-    columns: Annotated[
-        list[str] | None, typer.Option(help="only this column; may be repeated")
-    ] = None,
+    methods: Methods = None,
+    columns: Columns = None,
     seeds: Annotated[int | None, typer.Option(help="how many seeds", min=1)] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N")] = None,
+    device: Device = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="folder; default: runs/CARD-SCALE")
     ] = None,
@@ -146,11 +149,9 @@ def tune(
         str | None,
         typer.Option(help="validation_last, _best or _best_of_rounds [tune.number]"),
     ] = None,
-    methods: Annotated[str | None, typer.Option(help="only these, separated by commas")] = None,
-    columns: Annotated[
-        list[str] | None, typer.Option(help="only this column; may be repeated")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N")] = None,
+    methods: Methods = None,
+    columns: Columns = None,
+    device: Device = None,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="folder; default: runs/NAME-tune")
     ] = None,

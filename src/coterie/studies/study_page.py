@@ -1,9 +1,9 @@
-"""The HTML page of a study, or of several: tables, claims, figures."""
+"""The HTML page of a study: tables, claims, figures."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -11,10 +11,10 @@ from markupsafe import Markup
 from ..core import metrics
 from ..runs.run import LOCAL
 from ..views import words
-from ..views.figures import Axis, Curve, curve_of, method_curves, scatter
+from ..views.figures import Axis, Curve, curve_of, method_curves, scatter, titled
 from ..views.helping import heatmap
 from ..views.page import rendered
-from ..views.svg import Scale, tag
+from ..views.svg import Scale
 from .card_text import WARNING, about_column, claim_lines, column_table, tests, warnings
 from .outcome import StudyOutcome
 from .records import CellRecord
@@ -124,14 +124,11 @@ def _value_axis(values: list[float], field: str) -> Axis:
     """An axis that marks the swept values themselves."""
 
     def axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
-        near, marks = -math.inf, []
+        kept: list[float] = []
         for value in values:
-            if x(value) - near >= 26:
-                near = x(value)
-                text = f"{value:g}"
-                marks.append(tag("text", text, x=near, y=base + 17, class_="tick middle"))
-        middle = (x.start + x.end) / 2
-        return [*marks, tag("text", field, x=middle, y=base + 33, class_="tick middle")]
+            if not kept or x(value) - x(kept[-1]) >= 26:
+                kept.append(value)
+        return titled({value: f"{value:g}" for value in kept}, field, x, base)
 
     return axis
 
@@ -199,30 +196,23 @@ def _metric(outcome: StudyOutcome) -> str:
 
 
 def study_page(outcome: StudyOutcome, command: str = "coterie") -> str:
-    """The page of one study."""
+    """The page of a study: its tables, claims and figures."""
     done, wanted = outcome.counts
     study = outcome.study
-    return page_of(
-        [section(outcome, study.name)],
-        title=f"{study.name}: {study.title}",
-        eyebrow=" ".join(command.split()[:2]),
-        verdict=f"{done} of {wanted} runs; claims: {outcome.state}."
+    tables = [(column, column_table(outcome, column)) for column in study.columns]
+    values = {
+        "title": f"{study.name}: {study.title}",
+        "eyebrow": " ".join(command.split()[:2]),
+        "verdict": f"{done} of {wanted} runs; claims: {outcome.state}."
         if study.claims
         else f"{done} of {wanted} runs.",
-        command=command,
-    )
-
-
-def section(outcome: StudyOutcome, name: str) -> dict[str, Any]:
-    """What the page shows of one study."""
-    study = outcome.study
-    tables = [(column, column_table(outcome, column)) for column in study.columns]
-    return {
-        "id": name,
-        "anchor": re.sub(r"\W+", "-", name),
-        "title": study.title,
+        "facts": (),
+        "alarms": (),
+        "rejected": (),
+        "command": command,
+        "anchor": re.sub(r"\W+", "-", study.name),
+        "study": study,
         "state": outcome.state,
-        "notes": study.notes,
         "figures": study_figures(outcome),
         "tables": [
             {
@@ -238,20 +228,4 @@ def section(outcome: StudyOutcome, name: str) -> dict[str, Any]:
         ],
         "claims": claim_lines(outcome),
     }
-
-
-def page_of(
-    sections: Sequence[dict[str, Any]], *, title: str, eyebrow: str, verdict: str, command: str
-) -> str:
-    """A page with one section per study."""
-    values = {
-        "cards": sections,
-        "title": title,
-        "eyebrow": eyebrow,
-        "verdict": verdict,
-        "facts": (),
-        "alarms": (),
-        "rejected": (),
-        "command": command,
-    }
-    return rendered("cards.html", values)
+    return rendered("study.html", values)

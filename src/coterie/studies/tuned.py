@@ -284,8 +284,7 @@ class Tuned:
 
     def __repr__(self) -> str:
         heads = ["method", "best values", "validation", "trials"]
-        rows = [[*_row(method)] for method in self.methods]
-        table = [f"| {' | '.join(row)} |" for row in (heads, ["---", "---", "---:", "---:"], *rows)]
+        table = words.markdown(heads, map(_row, self.methods), "llr")
         notes = [f"- {note}" for note in self.notes]
         return printable_lines("\n".join([f"# {self.title}", "", *table, "", *notes]))
 

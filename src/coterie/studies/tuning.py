@@ -24,7 +24,7 @@ from ..runs.config.schema import Config, Table
 from ..runs.config.sweeps import with_variants
 from ..runs.listeners import Watch
 from ..storage import files
-from .card_file import PAPER, Card, merged
+from .card_file import PAPER, Card
 from .records import CellRecord, read_records, record_for
 from .reproducing import card_of
 from .study import Study, StudyCell, StudyColumn, restricted, study_of
@@ -250,7 +250,12 @@ class Tuning:
             f"{self.command}: {', '.join(dict.fromkeys(numbers))}, {plan.trials} trials per "
             f"method, seeds {', '.join(map(str, seeds))}"
         )
-        notes = [UNEQUAL, *self.notes, *filter(None, map(_edges, found))]
+        notes = [UNEQUAL, *self.notes]
+        notes += [
+            f"{one.label}: the best {', '.join(one.at_edge)} is at the edge of what was searched"
+            for one in found
+            if one.at_edge
+        ]
         fewer = [m.label for m in found if m.exhausted and len(m.trials) < plan.trials]
         if fewer:
             notes.append(f"fewer trials, because all values were tried: {', '.join(fewer)}")
@@ -315,12 +320,6 @@ def _needed(method: Method, space: Space) -> dict[str, Any]:
     return kept
 
 
-def _edges(found: TunedMethod) -> str:
-    if not found.at_edge:
-        return ""
-    return f"{found.label}: the best {', '.join(found.at_edge)} is at the edge of what was searched"
-
-
 Tunable = Mapping[str, Any] | str | Path
 SCALE = "tuned"  # of a card, for values that were searched at the paper's scale
 MERGED = (
@@ -378,7 +377,7 @@ def tuning_of(
         raise ConfigError(f"{card.about.id} cannot be run yet: {card.about.waits}")
     else:
         study = card.study(scale, given, allowed)
-        tables = merge(merged(card.tables, card.scales.get(scale, {})), given)
+        tables = merge(card.at(scale), given)
     try:
         plan = read_plan(tables.get(TUNE), [method.name for method in study.methods])
         asked = restricted(study, columns, methods, plan.seeds)

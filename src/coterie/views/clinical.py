@@ -200,11 +200,11 @@ def estimate(value: float, again: Floats, proportion_of: int | None) -> Estimate
     return Estimate(value, min(low, value), max(high, value))
 
 
-def exact(share: float, n: int, level: float = LEVEL) -> tuple[float, float]:
+def exact(share: float, n: int) -> tuple[float, float]:
     """Clopper and Pearson's exact interval for a proportion that was found among ``n`` samples."""
     hits = share * n
-    low = float(betaincinv(hits, n - hits + 1, level / 2)) if hits > 0 else 0.0
-    return low, float(betaincinv(hits + 1, n - hits, 1 - level / 2)) if hits < n else 1.0
+    low = float(betaincinv(hits, n - hits + 1, LEVEL / 2)) if hits > 0 else 0.0
+    return low, float(betaincinv(hits + 1, n - hits, 1 - LEVEL / 2)) if hits < n else 1.0
 
 
 # ---- numbers for a clinical outcome: calibration, sensitivity at a chosen specificity, subgroups

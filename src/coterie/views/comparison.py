@@ -204,13 +204,6 @@ class Comparison:
                 found[one.client].append(one)
         return {client: tuple(gains) for client, gains in found.items()}
 
-    def client_gains(self, name: str) -> tuple[ClientGain, ...]:
-        """The gain of one client over its own local model, by each method."""
-        if name not in self.gains_by_client:
-            known = did_you_mean(name, self.gains_by_client)
-            raise ConfigError(f"there is no client '{name}'; {known}")
-        return self.gains_by_client[name]
-
     @cached_property
     def verdict(self) -> str:
         """Whether joining is worth it, in a sentence or two."""
@@ -227,9 +220,10 @@ class Comparison:
     @cached_property
     def answers(self) -> tuple["SiteAnswer", ...]:
         """The answers to all clients; none if there is no method beside Local."""
-        from .verdict import answers
+        from .verdict import site_answer
 
-        return answers(self)
+        names = () if self.choice is None else self.runs[0].roster.clients
+        return tuple(site_answer(self, name) for name in names)
 
     def to_pandas(self) -> Any:
         """A DataFrame with one row per method, seed, evaluated round and client."""
@@ -300,12 +294,10 @@ class Comparison:
 
 def _answers(found: Judgement | None) -> dict[str, Any]:
     """The answers to questions B, C and D about one method, as values of JSON."""
-    questions = ("these_sites", "trained_again", "sites_like_these")
-    if found is None:
-        return {"shown": None, **dict.fromkeys(questions), "left_out": []}
-    means = {name: getattr(found, name) for name in questions}
-    said = {name: None if mean is None else mean._asdict() for name, mean in means.items()}
-    return {"shown": found.claim, **said, "left_out": list(found.left_out)}
+    said: dict[str, Any] = {name: getattr(found, name, None) for name in judgement.QUESTIONS}
+    said = {name: None if mean is None else mean._asdict() for name, mean in said.items()}
+    left_out = [] if found is None else list(found.left_out)
+    return {"shown": None if found is None else found.claim, **said, "left_out": left_out}
 
 
 def refuse_unlike(runs: Sequence[Run]) -> None:
@@ -341,8 +333,10 @@ def _row(comparison: Comparison, method: str) -> MethodRow:
     def over(name: str) -> OverSeeds:
         return statistics.over_seeds([summary[name] for summary in found])
 
-    pairs = list(zip(runs, locals_, strict=True))
-    alone = [judgement.served_mean(local.last, run.last) for run, local in pairs]
+    alone = [  # of the clients that the method serves
+        float(metrics.mean_known(np.where(np.isnan(run.last), np.nan, local.last)))
+        for run, local in zip(runs, locals_, strict=True)
+    ]
     validation = [judgement.validation_scores(run, run.last) for run in runs]
     traffic = [(s["bytes_up"] + s["bytes_down"]) / s["clients"] for s in found]
     raised = [a for r in runs for a in raise_alarms(r, comparison.of_seed(r.seed))]

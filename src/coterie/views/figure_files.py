@@ -14,9 +14,9 @@ from markupsafe import Markup
 from ..errors import ConfigError
 from ..runs.run import Run
 from ..storage import files
-from . import figures, helping
+from . import figures
 from .clinical import ClinicalChoice
-from .clinical_page import ClinicalView, clinical_view
+from .clinical_page import clinical_view
 from .comparison import Comparison
 from .figures import scatters
 from .page import clinical_of, helping_of, helping_of_run, shown_method
@@ -28,9 +28,8 @@ def page_figures(
     found: Comparison | Run, choice: ClinicalChoice | None = None
 ) -> dict[str, Markup]:
     """The figures that the page shows; names are those of files, without their ending."""
-    named = _of_run(found, choice) if isinstance(found, Run) else _of_all(found, choice)
     made: dict[str, Markup] = {}
-    for name, drawn in named:
+    for name, drawn in _named(found, choice):
         if drawn is not None:
             name = unicodedata.normalize("NFC", name.lower())
             safe = re.sub(r"[\W_]+", "-", name).strip("-") or "figure"
@@ -39,34 +38,26 @@ def page_figures(
     return made
 
 
-def _of_all(
-    found: Comparison, choice: ClinicalChoice | None
+def _named(
+    found: Comparison | Run, choice: ClinicalChoice | None
 ) -> Iterator[tuple[str, Markup | None]]:
-    best = shown_method(found)
-    yield "learning curves", figures.learning_curves(found)
-    yield "score against bytes", figures.byte_curves(found)
-    for panel in figures.panels(found, best):
-        yield f"gains {panel.method}", panel.drawn
-    for dots in scatters(found, best):
-        yield f"gain against alone {dots.method}", dots.drawn
-    yield from _helped(helping_of(found, best))
-    yield from _calibrated(clinical_of(found, best, choice))
-
-
-def _of_run(run: Run, choice: ClinicalChoice | None) -> Iterator[tuple[str, Markup | None]]:
-    yield "learning curves", figures.client_curves(run)
-    yield from _helped(helping_of_run(run, reliance([run])))
-    yield from _calibrated(clinical_view({run.method: [run]}, choice))
-
-
-def _helped(found: helping.Helping | None) -> Iterator[tuple[str, Markup | None]]:
-    for card in found.cards if found else ():
+    if isinstance(found, Run):
+        yield "learning curves", figures.client_curves(found)
+        helped = helping_of_run(found, reliance([found]))
+        clinical = clinical_view({found.method: [found]}, choice)
+    else:
+        best = shown_method(found)
+        yield "learning curves", figures.learning_curves(found)
+        yield "score against bytes", figures.byte_curves(found)
+        for panel in figures.panels(found, best):
+            yield f"gains {panel.method}", panel.drawn
+        for dots in scatters(found, best):
+            yield f"gain against alone {dots.method}", dots.drawn
+        helped, clinical = helping_of(found, best), clinical_of(found, best, choice)
+    for card in helped.cards if helped else ():
         yield f"helpers {card.method}", card.graph
         yield f"matrix {card.method}", card.matrix
-
-
-def _calibrated(found: ClinicalView | None) -> Iterator[tuple[str, Markup | None]]:
-    for curve in found.curves if found else ():
+    for curve in clinical.curves if clinical else ():
         yield f"calibration {curve.name}", curve.drawn
 
 

@@ -210,15 +210,16 @@ def _round_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
     first, last = int(low), int(high)
     shown = sorted({first, last, *(int(t) for t in ticks(first, last, 4) if first < t < last)})
     kept = [r for r in shown if r in (first, last) or min(r - first, last - r) * 12 >= last - first]
-    return _titled({r: str(r) for r in kept}, "round", x, base)
+    return titled({r: str(r) for r in kept}, "round", x, base)
 
 
 def _byte_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
     texts = {value: words.size(value) for value in ticks(low, high, 3) if low <= value <= high}
-    return _titled(texts, "sent and received per client", x, base)
+    return titled(texts, "sent and received per client", x, base)
 
 
-def _titled(texts: Mapping[float, str], title: str, x: Scale, base: float) -> list[Markup]:
+def titled(texts: Mapping[float, str], title: str, x: Scale, base: float) -> list[Markup]:
+    """The marks of an axis and its title."""
     middle = (x.start + x.end) / 2
     head = tag("text", title, x=middle, y=base + 33, class_="tick middle")
     return [*_below(texts, x, base + 17), head]

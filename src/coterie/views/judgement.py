@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .comparison import Comparison
 
 Claim = Literal["better", "worse", "unclear", "untested"]
+Question = Literal["these_sites", "trained_again", "sites_like_these"]  # B, C and D
+QUESTIONS: tuple[Question, ...] = ("these_sites", "trained_again", "sites_like_these")
 CLAIMS: dict[int, Claim] = {1: "better", -1: "worse", 0: "unclear"}
 
 
@@ -308,9 +310,6 @@ def _told(found: Judgement, widest: float | None) -> Judgement:
     return found._replace(clients=tuple(clients), tested=True)
 
 
-Question = Literal["these_sites", "trained_again", "sites_like_these"]
-
-
 def _corrected(found: Mapping[str, Judgement], *questions: Question) -> dict[str, Judgement]:
     """The answers to some questions, corrected for the number of methods."""
     made = dict(found)
@@ -328,22 +327,12 @@ def _corrected(found: Mapping[str, Judgement], *questions: Question) -> dict[str
 def _all_tested(found: Mapping[str, Judgement]) -> dict[str, Judgement]:
     """The claims about all methods, corrected for one another."""
     p = iter(holm([one.gain.p for judged in found.values() for one in judged.clients]))
-    made = {
-        method: judged._replace(
-            tested=True,
-            tried=len(found),
-            clients=tuple(_claimed(one, next(p)) for one in judged.clients),
+    made = {}
+    for method, judged in found.items():
+        shown = [int(np.sign(one.gain.gain)) if next(p) < LEVEL else 0 for one in judged.clients]
+        clients = (
+            one._replace(claim=CLAIMS[sign])
+            for one, sign in zip(judged.clients, shown, strict=True)
         )
-        for method, judged in found.items()
-    }
+        made[method] = judged._replace(tested=True, tried=len(found), clients=tuple(clients))
     return _corrected(made, "these_sites")
-
-
-def _claimed(one: ClientGain, p: float) -> ClientGain:
-    shown = p < LEVEL and one.gain.gain != 0
-    return one._replace(claim=CLAIMS[int(np.sign(one.gain.gain)) if shown else 0])
-
-
-def served_mean(scores: Floats, served: Floats) -> float:
-    """The mean score over the clients that another method serves."""
-    return float(metrics.mean_known(np.where(np.isnan(served), np.nan, scores)))

@@ -38,14 +38,22 @@ if TYPE_CHECKING:
 
 @cache
 def _templates() -> Environment:
-    loader = PackageLoader(__package__, "templates")
-    return Environment(
-        loader=loader,
+    """The templates of all pages, with their script, its hash, and the colours of methods."""
+    made = Environment(
+        loader=PackageLoader(__package__, "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    text = resources.files(__package__).joinpath("templates/report.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    made.globals |= {
+        "script": Markup(text),
+        "script_hash": Markup(f"sha256-{digest}"),
+        "palette": {mode: Markup(style(mode)) for mode in ("light", "dark")},
+    }
+    return made
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
@@ -53,26 +61,7 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
 
     The page's policy allows the one script of ours by its hash, and no other.
     """
-    script, named = _script()
-    return (
-        _templates()
-        .get_template(template)
-        .render({**values, "script": script, "script_hash": named, "palette": _palette()})
-    )
-
-
-@cache
-def _palette() -> dict[str, Markup]:
-    """The colours of methods as CSS declarations, for light and for dark pages."""
-    return {"light": Markup(style("light")), "dark": Markup(style("dark"))}
-
-
-@cache
-def _script() -> tuple[Markup, Markup]:
-    """The script of the pages, and its hash as a content security policy names it."""
-    text = resources.files(__package__).joinpath("templates/report.js").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return Markup(text), Markup(f"sha256-{digest}")
+    return _templates().get_template(template).render(values)
 
 
 def unbroken(text: str) -> str:
@@ -110,43 +99,14 @@ UNKNOWN = Exposure(
 )
 
 
-class MethodExposure(NamedTuple):
-    """One row of the table of methods."""
-
-    method: str
-    server: str
-    site: str
-    stays: str
-    sent: str  # bytes that one site sends for training, whole run
-    peers: str  # how many other sites had the raw model of a site
-
-
-class SiteExposure(NamedTuple):
-    """One row of the table of sites, over all methods that send anything."""
-
-    name: str
-    uploads: int  # accepted uploads, of all methods and seeds
-    rejected: str
-    users: tuple[str, ...]  # for each method of RAW: other sites that had this site's model
-
-
 class Exposed(NamedTuple):
-    """The section of a page on what leaves a site."""
+    """The section of a page on what leaves a site: the heads and the cells of its two tables."""
 
-    methods: tuple[MethodExposure, ...]
-    raw: tuple[str, ...]  # headings of ``users``
-    sites: tuple[SiteExposure, ...]
-
-    @property
-    def heads(self) -> tuple[str, ...]:
-        """The headings of the table of sites."""
-        users = (f"{method}: had by" for method in self.raw)
-        return ("site", "uploads, all methods and seeds", "rejected", *users)
-
-    @property
-    def cells(self) -> list[tuple[object, ...]]:
-        """The rows of the table of sites."""
-        return [(*site[:3], *site.users) for site in self.sites]
+    method_heads: tuple[str, ...]
+    methods: list[tuple[str, ...]]
+    raw: bool  # whether a method of RAW is among them
+    site_heads: tuple[str, ...]
+    sites: list[tuple[object, ...]]  # over all methods that send anything
 
 
 def exposed(runs: Mapping[str, Sequence[Run]], only: int | None = None) -> Exposed:
@@ -154,10 +114,17 @@ def exposed(runs: Mapping[str, Sequence[Run]], only: int | None = None) -> Expos
     users = {method: users_of(some) for method, some in runs.items() if method in RAW}
     every = [run for some in runs.values() for run in some]
     sites = range(len(every[0].roster)) if only is None else [only]
+    sent = () if only is not None else ("sent per site",)
+    seen = ("the server sees of a site", "a site sees", "stays at the site")
     return Exposed(
-        tuple(_method_exposure(m, some, users.get(m), only) for m, some in runs.items()),
-        tuple(words.label(method) for method in users),
-        tuple(_site_exposure(every, users, i) for i in sites),
+        ("method", *seen, *sent, "raw model had by"),
+        [_method_exposure(m, some, users.get(m), only) for m, some in runs.items()],
+        bool(users),
+        (
+            *("site", "uploads, all methods and seeds", "rejected"),
+            *(f"{words.label(method)}: had by" for method in users),
+        ),
+        [_site_exposure(every, users, i) for i in sites],
     )
 
 
@@ -179,7 +146,7 @@ def users_of(runs: Sequence[Run]) -> NDArray[np.int64] | None:
 
 def _method_exposure(
     method: str, runs: Sequence[Run], users: NDArray[np.int64] | None, only: int | None
-) -> MethodExposure:
+) -> tuple[str, ...]:
     row, peers = EXPOSURES.get(method, UNKNOWN), len(runs[0].roster) - 1
     up = [sum(line["bytes_up"] for line in run.lines) / len(run.roster) for run in runs]
     seen = "not as it is" if method in EXPOSURES else "not known"
@@ -190,14 +157,15 @@ def _method_exposure(
         span = str(mine.min()) if mine.min() == mine.max() else f"{mine.min()} to {mine.max()}"
         least = "" if any(seen_by(run).any() for run in runs) else "at least "
         seen = f"{least}{span} of {peers} other sites"
-    server, site, stays = (part.replace("**", "").replace("`", "") for part in row[:3])
-    sent = words.size(float(np.mean(up))) if only is None else words.NONE
-    return MethodExposure(words.label(method), server, site, stays, sent, seen)
+    told = (part.replace("**", "").replace("`", "") for part in row[:3])
+    sent = () if only is not None else (words.size(float(np.mean(up))),)
+    return words.label(method), *told, *sent, seen
 
 
 def _site_exposure(
     runs: Sequence[Run], users: Mapping[str, NDArray[np.int64] | None], i: int
-) -> SiteExposure:
+) -> tuple[object, ...]:
+    """A site, its accepted uploads, those rejected, and who had its model by each method of RAW."""
     name = runs[0].roster.clients[i]
     lines = [line for run in runs for line in run.lines]
     out = Counter(
@@ -210,7 +178,7 @@ def _site_exposure(
         uploads += max(0, took - left)
     told = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in out.items())
     seen = tuple(words.NONE if one is None else str(one[i]) for one in users.values())
-    return SiteExposure(name, uploads, told or words.NONE, seen)
+    return name, uploads, told or words.NONE, *seen
 
 
 # ---- the HTML page of a comparison, in one file that needs no network and no other file ---------

@@ -143,7 +143,7 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
         score = words.number(float(found.last[i]), found.metric)
         return [(words.label(found.method), score, words.NONE, words.NONE)]
     name = found.runs[0].roster.clients[i]
-    judged = {one.method: one for one in found.client_gains(name)}
+    judged = {one.method: one for one in found.gains_by_client[name]}
     lines: list[tuple[str, ...]] = []
     for method in found.methods:
         score = words.number(float(found.site_scores(method)[i]), found.metric)

@@ -31,7 +31,7 @@ class Heading(NamedTuple):
     """The heading of a column and what the column means."""
 
     head: str
-    meaning: str
+    meaning: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,32 +62,15 @@ def _some_serve_few(comparison: "Comparison") -> bool:
     return len({row.served for row in comparison.rows}) > 1
 
 
-def _some_federated(comparison: "Comparison") -> bool:
-    """Whether a global model was scored on a federated test set."""
-    return any(not math.isnan(row.federated_accuracy.mean) for row in comparison.rows)
-
-
-def _groups_known(comparison: "Comparison") -> bool:
-    """Whether the true groups of the clients are known."""
-    return any(run.roster.groups is not None for run in comparison.runs)
-
-
 def _score(name: str) -> Callable[["MethodRow", "Comparison"], str]:
     """A function that gives the cell for a field of the row that is a score over seeds."""
     return lambda row, on: words.spread(getattr(row, name), on.metric)
 
 
-def _beside(row: "MethodRow") -> list[str]:
-    """The texts that alarms put beside the number, each text once."""
-    return list(dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside))
-
-
 def _mean(row: "MethodRow", on: "Comparison") -> str:
-    return " ".join([words.spread(row.mean, on.metric), *_beside(row)])
-
-
-def _alone(row: "MethodRow", on: "Comparison") -> str:
-    return words.NONE if row.method == LOCAL else words.spread(row.alone, on.metric)
+    """The mean, and the texts that alarms put beside it, each once."""
+    beside = dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside)
+    return " ".join([words.spread(row.mean, on.metric), *beside])
 
 
 def _worse_off(row: "MethodRow", on: "Comparison") -> str:
@@ -107,7 +90,7 @@ COLUMNS = (
         "federated %",
         "accuracy of the global model on the federated test set, last round",
         lambda row, _: words.spread(row.federated_accuracy, "accuracy"),
-        shown=_some_federated,
+        shown=lambda on: any(not math.isnan(row.federated_accuracy.mean) for row in on.rows),
     ),
     TableColumn(
         "serves",
@@ -118,7 +101,7 @@ COLUMNS = (
     TableColumn(
         "alone",
         "the mean of Local over the clients that the method serves",
-        _alone,
+        lambda row, on: words.NONE if row.method == LOCAL else words.spread(row.alone, on.metric),
         shown=_some_serve_few,
     ),
     TableColumn(
@@ -138,7 +121,7 @@ COLUMNS = (
         "in group",
         "share of the weight on other clients, over all rounds, inside the true group",
         lambda row, _: words.share(row.in_group_weight),
-        shown=_groups_known,
+        shown=lambda on: any(run.roster.groups is not None for run in on.runs),
     ),
     TableColumn(
         "best by val.",
@@ -179,9 +162,9 @@ class Line(NamedTuple):
     """One row of the table: the cells of one method."""
 
     cells: tuple[str, ...]
-    best: bool  # whether its mean is the best among methods that serve the same clients
-    local: bool
-    alarm: bool
+    best: bool = False  # whether its mean is the best among methods that serve the same clients
+    local: bool = False
+    alarm: bool = False
 
 
 class Table(NamedTuple):
@@ -189,6 +172,11 @@ class Table(NamedTuple):
 
     columns: tuple[Heading, ...]
     lines: tuple[Line, ...]
+
+    @classmethod
+    def of(cls, heads: Iterable[str], lines: Iterable[Line]) -> "Table":
+        """A table whose headings need no explanation."""
+        return cls(tuple(map(Heading, heads)), tuple(lines))
 
 
 def methods_table(comparison: "Comparison", further: Sequence[str] = ()) -> Table:
@@ -214,8 +202,7 @@ def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
         found = (comparison.judgements or {}).get(row.method)
         if row.paired is None:
             continue
-        questions = ("these_sites", "trained_again", "sites_like_these")
-        means = [getattr(found, name, None) for name in questions]
+        means = [getattr(found, name, None) for name in judgement.QUESTIONS]
         cells = [_gain_cells(mean, comparison.metric) for mean in means]
         if found is None or not found.tested:
             cells[0] = (cells[0][0], words.NONE)
@@ -289,14 +276,11 @@ def spent_text(summary: Mapping[str, Any]) -> str:
 def to_text(shown: Table) -> str:
     """The table as plain text; ``*`` marks the best mean, ``!`` a row with an alarm."""
     heads = ["", *(column.head for column in shown.columns)]
-    body = [[_mark(line), *line.cells] for line in shown.lines]
+    marks = ("!" if line.alarm else "*" if line.best else " " for line in shown.lines)
+    body = [[mark, *line.cells] for mark, line in zip(marks, shown.lines, strict=True)]
     widths = [max(map(len, cells)) for cells in zip(heads, *body, strict=True)]
     lines = [_aligned(heads, widths), "  ".join("─" * width for width in widths)]
     return "\n".join([*lines, *(_aligned(cells, widths) for cells in body)])
-
-
-def _mark(line: Line) -> str:
-    return "!" if line.alarm else "*" if line.best else " "
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -430,11 +414,8 @@ def to_markdown(shown: Table) -> str:
     Texts are escaped so that nothing in them is read as Markdown or HTML.
     """
     heads = [_markdown(column.head) for column in shown.columns]
-    rule = [":---", *["---:"] * (len(heads) - 1)]
-    body = [
-        _marked([_markdown(cell) for cell in line.cells], line, "**{}**") for line in shown.lines
-    ]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *body))
+    body = (_marked([*map(_markdown, line.cells)], line, "**{}**") for line in shown.lines)
+    return "\n".join(words.markdown(heads, body, "lr")) + "\n"
 
 
 def _markdown(text: str) -> str:

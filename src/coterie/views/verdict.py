@@ -289,21 +289,8 @@ class SiteAnswer:
 def site_answer(comparison: "Comparison", name: str, called: Sequence[str] = ()) -> SiteAnswer:
     """The answer to one client; ``called`` are names to use for the clients instead of theirs."""
     roster = comparison.runs[0].roster
-    return _answer_of(comparison, client_index(roster, name), called or roster.clients)
-
-
-def answers(comparison: "Comparison") -> tuple[SiteAnswer, ...]:
-    """The answers to all clients; none if there is no method beside Local."""
-    if comparison.choice is None:
-        return ()
-    names = comparison.runs[0].roster.clients
-    return tuple(_answer_of(comparison, i, names) for i in range(len(names)))
-
-
-def _answer_of(comparison: "Comparison", i: int, called: Sequence[str]) -> SiteAnswer:
-    roster = comparison.runs[0].roster
-    name = roster.clients[i]
-    gains = comparison.client_gains(name)
+    i, called = client_index(roster, name), called or roster.clients
+    gains = comparison.gains_by_client[name]
     method = None if comparison.choice is None else comparison.choice.method
     one = next((gain for gain in gains if gain.method == method), None)
     relied = comparison.reliances.get(method) if method is not None else None

@@ -1,7 +1,7 @@
 """Numbers and names as people read them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..core.metrics import METRICS
 from ..runs.statistics import OverSeeds
@@ -178,3 +178,16 @@ def listing(names: list[str], most: int = 3) -> str:
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], rules: str = "l") -> list[str]:
+    """The lines of a Markdown table; a column of numbers is on the right: the rules ``lr``.
+
+    The last rule holds for all columns that follow.
+
+    >>> markdown(("method", "mean"), [("Local", "1.0")], "lr")
+    ['| method | mean |', '| --- | ---: |', '| Local | 1.0 |']
+    """
+    marks = rules.ljust(len(heads), rules[-1])
+    line = ["---:" if mark == "r" else "---" for mark in marks]
+    return [f"| {' | '.join(cells)} |" for cells in (heads, line, *rows)]

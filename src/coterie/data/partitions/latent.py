@@ -10,7 +10,6 @@ embedding is cached; the network's accuracy on the test part is part of its name
 
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -151,7 +150,8 @@ def train_vgg11(dataset: Dataset, rows: Tensor, device: torch.device) -> tuple[A
             if len(batch) > 1:  # batch norm needs two samples
                 yield images.batch(batch, drawn), images.y[batch]
 
-    with _repeatable():
+    cudnn = torch.backends.cudnn  # with algorithms that give the same result every time
+    with cudnn.flags(cudnn.enabled, deterministic=True, allow_tf32=cudnn.allow_tf32):
         _fit(network, epoch, EPOCHS, len(rows), BATCH, half=device.type == "cuda")
         hidden, right = _apply(network.eval(), images, WIDTH, BLOCK)
         return _principal(hidden).cpu().numpy(), right.cpu().numpy()
@@ -217,18 +217,6 @@ def _principal(points: Tensor) -> Tensor:
     _, vectors = torch.linalg.eigh(covariance)  # ascending eigenvalues
     main = vectors[:, -min(COMPONENTS, len(points)) :].flip(1)
     return torch.cat([(block.double() - mean) @ main for block in points.split(BLOCK)]).float()
-
-
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Let cuDNN choose algorithms that give the same result every time; restore its settings."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
 
 
 class EmbeddingNetwork(NamedTuple):

@@ -77,24 +77,19 @@ def _walk(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
         raise DataError(f"{path}: expected a folder or one of {', '.join(ARCHIVES)}")
     else:
         try:
-            yield from _walk_zip(path) if path.suffix == ".zip" else _walk_tar(path)
+            if path.suffix == ".zip":
+                with zipfile.ZipFile(path) as zipped:
+                    for name in zipped.namelist():
+                        if not name.endswith("/"):
+                            yield PurePosixPath(name).name, partial(zipped.read, name)
+                return
+            with tarfile.open(path) as archive:
+                for member in archive:
+                    stream = archive.extractfile(member) if member.isfile() else None
+                    if stream is not None:
+                        yield PurePosixPath(member.name).name, stream.read
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
             raise DataError(f"{path}: broken archive ({error}); fetch it again") from error
-
-
-def _walk_zip(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if not name.endswith("/"):
-                yield PurePosixPath(name).name, partial(archive.read, name)
-
-
-def _walk_tar(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    with tarfile.open(path) as archive:
-        for member in archive:
-            stream = archive.extractfile(member) if member.isfile() else None
-            if stream is not None:
-                yield PurePosixPath(member.name).name, stream.read
 
 
 # ---- the pickles of CIFAR, without executing any code in them ------------------------------------
@@ -220,15 +215,10 @@ def _read_cifar100(path: Path, name: str) -> Dataset:
     names: tuple[str, ...] = ()
     if "meta" in found:
         names = _names(loads(found["meta"], "meta"), "fine_label_names")
-    return assemble(name, pieces, Names(names), _superclasses(pieces, coarse))
-
-
-def _superclasses(pieces: list[Piece], coarse: list[Array]) -> Array:
-    """The coarse label of every fine label, from images that have both."""
     fine = np.concatenate([piece.y for piece in pieces])
-    found = np.zeros(int(fine.max()) + 1, np.int64)
-    found[fine] = np.concatenate(coarse)
-    return found
+    superclass = np.zeros(int(fine.max()) + 1, np.int64)
+    superclass[fine] = np.concatenate(coarse)  # from images, which have both
+    return assemble(name, pieces, Names(names), superclass)
 
 
 def _images(batch: dict[str, Any], file: str) -> Array:

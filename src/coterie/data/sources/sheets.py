@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from ...errors import CoterieWarning, DataError
+from ...errors import CoterieWarning, DataError, few
 from ...storage.files import strict
-from ..arrays import Array, Floats
+from ..arrays import Floats
 
 MOST_COLUMNS = 100_000  # columns are processed one by one
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -110,18 +110,16 @@ def read_rows(
     """
     if file.stat().st_size == 0:
         raise DataError(f"{file}: the file is empty; expected a line of column names, then rows")
-    is_text = file.suffix != ".parquet"
-    table = _csv(file, delimiter, encoding, fewest) if is_text else _read_parquet(file)
+    if file.suffix != ".parquet":
+        table = _csv(file, delimiter, encoding, fewest)
+    else:
+        try:
+            table = pq.read_table(file)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file}: not a parquet file that can be read ({error})") from error
     if table.num_rows == 0:
         raise DataError(f"{file}: found column names but no rows")
     return table
-
-
-def _read_parquet(file: Path) -> pa.Table:
-    try:
-        return pq.read_table(file)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file}: not a parquet file that can be read ({error})") from error
 
 
 def _csv(file: Path, delimiter: str | None, encoding: str, fewest: int) -> pa.Table:
@@ -320,10 +318,12 @@ def describe(sheet: Sheet, name: str, category: bool) -> InputColumn:
                 f"data.time = '{name}', so that later rows test what was learnt from earlier "
                 f"ones; or leave it out with data.drop = ['{name}']"
             )
+        commas = sum(one.replace(",", "", 1).lstrip("-").isdigit() for one in levels.tolist())
         raise DataError(
             f"column '{name}' holds {len(levels)} different texts ('{levels[0]}', '{levels[1]}', …)"
             f"; more than {MOST_LEVELS} is no category: {_unit_or_drop(name)}"
-            + _decimal_commas(levels)
+            + "; or write its numbers with a decimal point"
+            * (2 * commas > len(levels))
         )
     return InputColumn(name, "levels", levels=tuple(levels.tolist()))
 
@@ -411,18 +411,12 @@ MOST_SHOWN = 8  # names that a message lists
 
 def some(names: Sequence[str]) -> str:
     """The first names in quotes, and how many more there are."""
-    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return ", ".join(f"'{name}'" for name in names[:MOST_SHOWN]) + more
+    return few([f"'{name}'" for name in names], MOST_SHOWN)
 
 
 def categories(sheet: Sheet, name: str) -> pa.ChunkedArray:
     """The cells of a column as categories; missing cells are a category of their own."""
     return pc.fill_null(sheet.table.column(name).cast(pa.string()), NO_CELL)
-
-
-def _decimal_commas(levels: Array) -> str:
-    commas = sum(level.replace(",", "", 1).lstrip("-").isdigit() for level in levels.tolist())
-    return "; or write its numbers with a decimal point" if commas > len(levels) / 2 else ""
 
 
 def describe_target(sheet: Sheet, name: str, task: str) -> TargetColumn:

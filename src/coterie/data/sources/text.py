@@ -19,7 +19,7 @@ import torch
 
 from ...core.ranges import Count
 from ...errors import ConfigError, DataError
-from ..arrays import TEST, TRAIN, VALIDATION, Array, Ints, Names, Piece, assemble
+from ..arrays import TEST, TRAIN, VALIDATION, Ints, Names, Piece, assemble
 from ..federation import Dataset
 
 Targets = Literal["last", "every"]
@@ -195,14 +195,9 @@ def _piece(
     except ValueError as error:
         raise DataError(f"{path}: samples differ in length or are not numbers: {error}") from error
     owners = np.repeat([i for i, _ in mine], [len(data["y"]) for _, data in mine])
-    return Piece(_pixels(x), y, part, owners)
-
-
-def _pixels(x: Array) -> Array:
-    """FEMNIST's 784 grey values from 0 to 1 as uint8 images; other features are unchanged."""
-    if x.ndim == 2 and x.shape[1] == 784 and x.min() >= 0 and x.max() <= 1:
-        return np.asarray(np.rint(x * 255), np.uint8).reshape(-1, 28, 28)
-    return x
+    if x.ndim == 2 and x.shape[1] == 784 and x.min() >= 0 and x.max() <= 1:  # FEMNIST's images
+        return Piece(np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), y, part, owners)
+    return Piece(x, y, part, owners)
 
 
 def _characters(
