@@ -108,6 +108,8 @@ def _settings(scores: Scores, methods: list[str], seeds: dict[str, list[int]]) -
     print("| setting | half | seeds | circle | best other | FedAvg | Local | loss | over Local |")
     print("| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | --- |")
     for column, found in seeds.items():
+        if not found:
+            continue
         of = scores[column]
         known = _means(of, methods, found)
         best = max((m for m in known if m != CIRCLE), key=lambda m: known[m])
@@ -126,7 +128,9 @@ def _ablation(scores: Scores) -> None:
     columns = [c for c, of in scores.items() if any(v in of for v in variants)]
     print(f"| without | {' | '.join(columns)} |")
     print(f"| --- |{' ---: |' * len(columns)}")
-    print(f"| circle | {' | '.join(_mean([*scores[c][CIRCLE].values()]) for c in columns)} |")
+    run = {c: {s for v in variants for s in scores[c].get(v, {})} for c in columns}
+    whole = [_mean([scores[c][CIRCLE][s] for s in run[c]]) for c in columns]
+    print(f"| circle | {' | '.join(whole)} |")
     for v in variants:
         gaps = [
             f"{np.mean([at - scores[c][CIRCLE][s] for s, at in scores[c][v].items()]):+.1f}"
@@ -134,7 +138,7 @@ def _ablation(scores: Scores) -> None:
             else ""
             for c in columns
         ]
-        print(f"| {v} | {' | '.join(gaps)} |")
+        print(f"| {v.partition('@')[2]} | {' | '.join(gaps)} |")
 
 
 def _shown(method: str) -> str:
