@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from safetensors.torch import load as load_arrays
+from safetensors.torch import save
 from torch import Tensor
 
 import sites
-from coterie.core import tree
 from coterie.deploy.folders import FederationFolder
 from coterie.deploy.protocol import HEAD, Consent, Proposal, Signed, as_array, payload_of
 from coterie.deploy.protocol import setup_message as message_of
 from coterie.deploy.site_folder import SiteFolder
 from coterie.deploy.terms import Agreement
-from coterie.engines.codec import LENGTH, Message, decode, encode, read_head, vocabulary
+from coterie.engines.codec import LENGTH, Message, decode, encode, read_head
 from coterie.runs.config.loading import load, merge
-from support import METHODS
 
 HOSTILE = "ash"  # the site whose messages are changed
 METHOD = "fedfomo"
@@ -50,9 +50,9 @@ TYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8,
 VALUES = (float("nan"), float("inf"), 1e30, -3.0, 0.0, 1e-45)
 
 
-def mutations(data: bytes, types: Mapping[str, Any]) -> st.SearchStrategy[bytes]:
+def mutations(data: bytes) -> st.SearchStrategy[bytes]:
     """The message with its bytes, its header, its text or its arrays changed."""
-    return st.one_of(_bytes(data), _headers(data), _texts(data), _arrays(data, types))
+    return st.one_of(_bytes(data), _headers(data), _texts(data), _arrays(data))
 
 
 @st.composite
@@ -116,9 +116,10 @@ def _places(holder: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @st.composite
-def _arrays(draw: Any, data: bytes, types: Mapping[str, Any]) -> bytes:
-    head, body = decode(data, types)
-    return encode(Message(head, tree.map_leaves(lambda leaf: _other(draw, leaf), body)))
+def _arrays(draw: Any, data: bytes) -> bytes:
+    end = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    others = {name: _other(draw, leaf) for name, leaf in sorted(load_arrays(data[end:]).items())}
+    return data[:end] + save(others)
 
 
 def _other(draw: Any, leaf: Tensor) -> Tensor:
@@ -231,7 +232,3 @@ class Replay(sites.InProcess):
             agreement = Agreement.from_json(payload_of(data, Proposal).agreement)
             return message_of("agree", Consent(agreement.hash, "0" * 64))
         return self._made.said.answers[name, kind, round]
-
-
-def types_of(kind: str) -> Mapping[str, Any]:
-    return vocabulary(METHODS[METHOD]()) if kind in ROUNDS else {}

@@ -36,7 +36,6 @@ from fuzz.messages import (
     federation,
     mutations,
     peers,
-    types_of,
 )
 from sites import NAMES, setting_of
 
@@ -73,7 +72,7 @@ def test_a_site_answers_whatever_its_operator_asks(kind, draws):
     made = peers() if kind in STEPS else federation()
     message = draws.draw(st.sampled_from(made.said.questions[kind]))
     with no_traceback():
-        answer = made.answer(draws.draw(mutations(message, types_of(kind))))
+        answer = made.answer(draws.draw(mutations(message)))
     refused = refused_by(answer)
     assert refused is None or refused[0] in REASONS
     assert refused is None or "Traceback" not in refused[1]
@@ -93,7 +92,7 @@ def test_a_site_reads_nothing_that_is_not_signed(data):
 def test_before_the_rounds_an_operator_reads_or_names_the_site(kind, draws, recwarn):
     made = federation()
     right = made.said.answers[HOSTILE, kind, -1]
-    spoiled, said = draws.draw(mutations(right, {})), HOSTILE
+    spoiled, said = draws.draw(mutations(right)), HOSTILE
     try:
         setting = setting_of(ASKED, Replay(made, kind, spoiled))
         cell = Plan.single(setting.config, None).cells[0]
@@ -115,7 +114,7 @@ def test_samples_of_a_pool_are_those_that_were_asked_for(draws):
     right = made.said.answers[HOSTILE, "samples", -1]
     setting = _setting()
     try:
-        parts = [arrays_of(draws.draw(mutations(right, {})))]
+        parts = [arrays_of(draws.draw(mutations(right)))]
         counts = [setting._division().reports[0].counts.train]
         pool = pool_of(parts, counts, 0.1, setting.schema, setting._division().moments)
         assert len(pool.x) == len(pool.y) <= 0.1 * counts[0] + 1
@@ -127,7 +126,7 @@ def test_samples_of_a_pool_are_those_that_were_asked_for(draws):
 @given(draws=st.data())
 def test_a_gain_is_one_that_can_be(draws):
     right = federation().said.answers[HOSTILE, "judge", -1]
-    found = gain_answered(draws.draw(mutations(right, {})), 1, "accuracy")
+    found = gain_answered(draws.draw(mutations(right)), 1, "accuracy")
     assert all(one is None or abs(one.gain) <= 200 for one in (*found.each, found.together))
 
 
@@ -138,7 +137,7 @@ def test_in_a_round_an_answer_is_a_value_or_a_reason(kind, draws):
     """What is rejected is as silence; what is taken leaves finite numbers."""
     made = federation()
     right = made.said.answers[HOSTILE, kind, 0 if kind == "local" else 1]
-    record = _rounds(kind, draws.draw(mutations(right, types_of(kind))))
+    record = _rounds(kind, draws.draw(mutations(right)))
     for one in record.rejected:
         assert one.reason in REASONS
     assert all(bool(leaf.isfinite().all()) for leaf in _floats(record.server))
@@ -187,7 +186,7 @@ def _silent(kind):
 def test_among_peers_an_operator_reads_or_says_why(kind, draws):
     answers = peers().said.answers
     right = next(a for (name, k, _), a in answers.items() if (name, k) == (HOSTILE, kind))
-    found = _read(draws.draw(mutations(right, {})), NAMES, HOSTILE)
+    found = _read(draws.draw(mutations(right)), NAMES, HOSTILE)
     if isinstance(found, str):
         assert found in REASONS
     else:
@@ -200,7 +199,7 @@ def test_among_peers_an_operator_reads_or_says_why(kind, draws):
 def test_what_a_peer_seals_is_a_model_or_a_change_or_left_out(draws):
     own = torch.linspace(-1, 1, 40)
     told = draws.draw(st.sampled_from([own, (torch.tensor(0.5).double(), own), ()]))
-    data = draws.draw(mutations(encode(Message({}, told)), {}))
+    data = draws.draw(mutations(encode(Message({}, told))))
     try:
         body = decode(data, {}).body
     except CoterieError:

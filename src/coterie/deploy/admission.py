@@ -20,14 +20,7 @@ def spoken(sha256: str) -> str:
 
 def public_part(name: str, certificate: bytes, key: bytes, box: str) -> PublicPart:
     """What a site sends to the coordinator, signed by the site's key."""
-    unsigned = PublicPart(
-        name=name,
-        sha256=keys.fingerprint(certificate),
-        flower=keys.ssh_public(certificate),
-        box=box,
-        signature="-",
-        certificate=certificate.decode(),
-    )
+    unsigned = PublicPart(name=name, box=box, signature="-", certificate=certificate.decode())
     return unsigned.model_copy(update={"signature": keys.sign(key, unsigned.signed())})
 
 
@@ -50,15 +43,6 @@ def check_part(part: PublicPart, name: str) -> None:
         )
     certificate = part.certificate.encode()
     keys.check_site(certificate, name)
-    for field, expected in (
-        ("sha256", keys.fingerprint(certificate)),
-        ("flower", keys.ssh_public(certificate)),
-    ):
-        if (found := getattr(part, field)) != expected:
-            raise ConfigError(
-                f"{field}: found {found[:80]}; expected {expected[:80]}, as the certificate says; "
-                "have the file sent again"
-            )
     keys.check_signature(certificate, part.signed(), part.signature)
 
 
@@ -67,6 +51,7 @@ def refuse_doubled(part: PublicPart, others: Iterable[AdmittedSite]) -> None:
 
     A revoked site may come back under its own name with new keys.
     """
+    held = {part.key, part.box}
     for other in others:
         back = other.name == part.name and other.revoked is not None
         if other.name.casefold() == part.name.casefold() and not back:
@@ -74,8 +59,7 @@ def refuse_doubled(part: PublicPart, others: Iterable[AdmittedSite]) -> None:
                 f"--name: a site is already called '{other.name}'; expected a name that differs in "
                 f"more than capitals; choose another, or revoke '{other.name}' first"
             )
-        held = {part.sha256, part.flower, part.box}
-        if held & {other.sha256, other.flower, other.box, *other.former}:
+        if held & {other.key, other.box, *other.former}:
             said = "had, and which are revoked" if other.revoked else "has"
             raise ConfigError(
                 f"'{part.name}' has the keys that the site '{other.name}' {said}; expected keys of "

@@ -63,8 +63,8 @@ class Coordinator:
         """Serve admitted sites and the operator until ``stop`` is set."""
         folder, limits, loop = self._folder, self._limits, asyncio.get_running_loop()
         app = SiteRoutes(self._mailbox, limits).app()
-        sites = _config(Gate(app, self._registry, self._mailbox, limits.requests))
-        operator = _config(OperatorRoutes(self._mailbox, self._registry, limits).app())
+        sites = _config(Gate(app, self._registry.site, self._mailbox, limits.requests))
+        operator = _config(OperatorRoutes(self._mailbox, self._registry.names, limits).app())
         with _public_socket(folder.address) as public, unix_socket(folder.socket, 0o600) as private:
             server = await loop.create_server(
                 lambda: H11Protocol(operator, self._state, {}), sock=private

@@ -4,6 +4,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,6 +17,7 @@ from pydantic import (
 )
 
 from ..errors import ConfigError
+from .keys import fingerprint, key_sha256
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 MOST_CODE = 1000  # files on the allow-list of a site
@@ -112,56 +114,65 @@ class FederationDocument(Document, frozen=True):
     limits: LimitsTable = LimitsTable()
 
 
-class Invite(Document, frozen=True):
+NOTES = ("added", "revoked", "former")  # of the coordinator, about an admitted site
+
+
+class SignedDocument(Document, frozen=True):
+    """What travels between a site and the coordinator, signed over all of its other fields."""
+
+    signature: Line
+
+    def signed(self) -> bytes:
+        """The bytes that the signature is made over."""
+        fields = self.model_dump(exclude={"signature", *NOTES})
+        return json.dumps({"coterie": sorted(fields), **fields}, sort_keys=True).encode()
+
+
+class Invite(SignedDocument, frozen=True):
     """``invite.toml``: what sites need and everybody may see.
 
-    ``signature`` is made by the CA's key over the other fields, so that whoever has compared the
-    CA's sha256 has checked the key ``operator`` by which messages to sites are signed.
+    The CA's key signs it, so that whoever has compared the CA's fingerprint has checked the key
+    ``operator`` by which messages to sites are signed.
     """
 
     name: SiteName
     address: Address
     transport: TransportName
     operator: Key32
-    signature: Line
-    sha256: Sha256
     ca: Pem
 
-    def signed(self) -> bytes:
-        """The bytes that the signature is made over."""
-        fields = self.model_dump(include=Invite.model_fields.keys() - {"signature"})
-        return json.dumps({"coterie": "invite", **fields}, sort_keys=True).encode()
 
-
-class PublicPart(Document, frozen=True):
+class PublicPart(SignedDocument, frozen=True):
     """``NAME.pub``: what travels from a site to the coordinator. It holds no secret.
 
-    ``signature`` is made by the site's key over the other fields, so that whoever has compared the
-    certificate's sha256 has checked all of them.
+    The site's key signs it, so that whoever has compared the certificate's fingerprint has checked
+    all of it.
     """
 
     name: SiteName
-    sha256: Sha256
-    flower: Line
     box: Key32
-    signature: Line
     certificate: Pem
 
-    def signed(self) -> bytes:
-        """The bytes that the signature is made over."""
-        fields = self.model_dump(include=PublicPart.model_fields.keys() - {"signature"})
-        return json.dumps({"coterie": "site", **fields}, sort_keys=True).encode()
+    @cached_property
+    def sha256(self) -> str:
+        """The certificate's fingerprint."""
+        return fingerprint(self.certificate.encode())
+
+    @cached_property
+    def key(self) -> str:
+        """The sha256 of the certificate's key, which another certificate may have too."""
+        return key_sha256(self.certificate.encode())
 
 
 class AdmittedSite(PublicPart, frozen=True):
     """``sites/NAME.toml``: a site's public part, when it was admitted, and whether it is revoked.
 
-    ``former`` are the revoked public keys (OpenSSH) that a site of this name had before.
+    ``former`` are the revoked keys that a site of this name had before.
     """
 
     added: AwareDatetime
     revoked: AwareDatetime | None = None
-    former: tuple[Line, ...] = Field(default=(), strict=False, max_length=100)
+    former: tuple[Sha256, ...] = Field(default=(), strict=False, max_length=100)
 
 
 class SiteTable(Document, frozen=True):

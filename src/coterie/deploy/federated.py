@@ -58,7 +58,6 @@ from .protocol import (
     PoolRequest,
     Proposal,
     Signed,
-    answers_of_all,
     arrays_of,
     as_array,
     ask_all,
@@ -300,7 +299,7 @@ class Federated(Setting):
     def _asked_for_samples(self, share: float, seed: int, fold: Fold | None) -> SharedPool:
         found = self._division(fold)
         asked = setup_message("samples", PoolRequest(self._request(fold), share, seed))
-        parts = [arrays_of(one) for one in answers_of_all(self.transport, self.clients, asked)]
+        parts = [*ask_all(self.transport, self.clients, asked, arrays_of).values()]
         counts = [report.counts.train for report in found.reports]
         return pool_of(parts, counts, share, self.schema, found.moments)
 

@@ -70,7 +70,7 @@ class FederationFolder:
         ca, ca_key = keys.make_ca(called)
         server, server_key = keys.make_server(ca, ca_key, host, *_LOCAL[transport])
         operator_key, operator = keys.make_operator()
-        fields |= {"operator": operator, "sha256": keys.fingerprint(ca), "ca": ca.decode()}
+        fields |= {"operator": operator, "ca": ca.decode()}
         unsigned = Invite.model_validate({**fields, "signature": "-"})
         signature = keys.sign(ca_key, unsigned.signed())
         invite = unsigned.model_copy(update={"signature": signature})
@@ -140,7 +140,10 @@ class FederationFolder:
         for path in sorted(folder.glob("[!.]*.toml")):
             site = read_document(path, AdmittedSite)
             try:
-                _check_stored(site, path.stem)
+                if site.name != path.stem:
+                    raise StoreError(
+                        f"is of the site '{site.name}'; expected that of '{path.stem}'"
+                    )
                 refuse_doubled(site, found)
             except CoterieError as error:
                 raise StoreError(f"{path}: {error}; restore the folder from a backup") from None
@@ -161,7 +164,7 @@ class FederationFolder:
         part, others = read_public_part(pub, name), self.sites()
         refuse_doubled(part, others)
         former = tuple(
-            key for other in others if other.name == name for key in (*other.former, other.flower)
+            key for other in others if other.name == name for key in (*other.former, other.key)
         )
         admitted = AdmittedSite(**part.model_dump(), added=now(), former=former)
         self._write(admitted)
@@ -211,11 +214,3 @@ def write_app(path: Path, federation: Path | None) -> None:
     path.mkdir(parents=True)
     text = filled("app.toml", {"version": __version__, "folder": folder})
     files.write_text(path / "pyproject.toml", text)
-
-
-def _check_stored(site: AdmittedSite, stem: str) -> None:
-    """Refuse a stored site under another's name, or whose sha256 is not its certificate's."""
-    if site.name != stem:
-        raise StoreError(f"is the file of the site '{site.name}'; expected that of '{stem}'")
-    if (found := keys.fingerprint(site.certificate.encode())) != site.sha256:
-        raise StoreError(f"sha256: found {site.sha256}; expected the certificate's, {found}")

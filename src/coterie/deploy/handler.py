@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,7 @@ class SiteHandler:
         self._open: dict[str, Open] = {}
         self._code = allowed_code(folder)
         self._told: tuple[str, ...] = ()  # what the answer that is being made holds
+        self._agreed = ""  # the experiment that it agrees to
 
     def largest(self) -> int:
         """Bytes of the largest message that may arrive now: few while no approval holds."""
@@ -126,7 +127,7 @@ class SiteHandler:
                 f"this site keeps {held // MIB:,} MiB, more than [limits] disk_mib allows; its "
                 "owner has to remove finished experiments, or to allow more",
             )
-        self._told, head = (), dict(read_head(body))
+        self._told, self._agreed, head = (), "", dict(read_head(body))
         try:
             reply = self._answered(head, body)
         except ConfigError as error:
@@ -143,8 +144,23 @@ class SiteHandler:
             _LOG.error("failed: %s: %s%s", type(error).__name__, said, where)
             _LOG.debug("failed", exc_info=error)
             reply = refusal("refused", f"failed ({type(error).__name__}); the site's log says why")
-        write_down(folder.sent, head, reply, self._agreed(head), self._told)
+        self._write_down(head, reply)
         return reply
+
+    def _write_down(self, head: Mapping[str, Any], reply: bytes) -> None:
+        """Append a line to the log of what left; a refusal holds its reason."""
+        refused = refused_by(reply)
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "kind": _short(head.get("kind"), 40),
+            "experiment": _short(head.get("experiment", self._agreed), 64),
+            "round": round if isinstance(round := head.get("round"), int) else None,
+            "told": [*self._told] if refused is None else [f"refused: {refused[0]}"],
+            "bytes": len(reply),
+            "sha256": digest(reply),
+        }
+        with self._folder.sent.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
     def _answered(self, head: Mapping[str, Any], data: bytes) -> bytes:
         if (self._folder.path / WITHDRAWN).exists():
@@ -242,7 +258,7 @@ class SiteHandler:
                 temporary.write_bytes(pool)
         files.write_text(folder / AGREEMENT, agreement.to_json() + "\n")
         self._remember(agreement.hash, made)
-        self._told = ("the hash of its first state",)
+        self._told, self._agreed = ("the hash of its first state",), agreement.hash
         start = made.site.start() if made.peer is None else made.peer.start()
         return setup_message("agree", Consent(agreement.hash, start))
 
@@ -400,10 +416,6 @@ class SiteHandler:
         bound = json.dumps([agreement.hash, *seal, self._folder.code]).encode()
         return hmac.digest(self._folder.secret(), bound, "sha256")
 
-    def _agreed(self, head: Mapping[str, Any]) -> str:
-        """The experiment that the site has just agreed to, if the message was about one."""
-        return next(reversed(self._open), "") if head.get("kind") == "agree" else ""
-
 
 def kept(site: Path) -> int:
     """Bytes that a site keeps for the federation; its own data, which may lie beside, is none."""
@@ -413,27 +425,6 @@ def kept(site: Path) -> int:
         with contextlib.suppress(OSError):  # its owner may remove it meanwhile
             found += path.lstat().st_size
     return found
-
-
-def write_down(
-    log: Path, head: Mapping[str, Any], reply: bytes, experiment: str, told: Sequence[str] = ()
-) -> None:
-    """Append a line about the answer to a message; ``experiment`` if the message names none.
-
-    ``told`` names what the answer holds; a refusal holds its reason.
-    """
-    refused = refused_by(reply)
-    line = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "kind": _short(head.get("kind"), 40),
-        "experiment": _short(head.get("experiment", experiment), 64),
-        "round": round if isinstance(round := head.get("round"), int) else None,
-        "told": [*told] if refused is None else [f"refused: {refused[0]}"],
-        "bytes": len(reply),
-        "sha256": digest(reply),
-    }
-    with log.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def _short(value: Any, most: int) -> str:

@@ -2,12 +2,13 @@
 
 The CA signs the coordinator's certificate and nothing else. A site makes its own key and signs its
 own certificate; the coordinator knows that certificate by the sha256 of its bytes, so no CA decides
-who a site is. All keys are on the curve P-384, which Flower's node authentication requires.
+who a site is. All keys are on the curve P-384.
 Everything is PEM; no key has a password, because services start without a person. Only this module
 uses the package cryptography.
 """
 
 import base64
+import hashlib
 import ipaddress
 import os
 from datetime import UTC, datetime, timedelta
@@ -149,12 +150,10 @@ def expiry(cert_pem: bytes) -> datetime:
     return _certificate(cert_pem).not_valid_after_utc
 
 
-def ssh_public(key_or_cert_pem: bytes) -> str:
-    """The public key of a private key or a certificate as OpenSSH text, as flwr registers it."""
-    private = b"PRIVATE KEY" in key_or_cert_pem
-    found = _private_key(key_or_cert_pem) if private else _certificate(key_or_cert_pem)
-    form = serialization.PublicFormat.OpenSSH
-    return _public(found).public_bytes(serialization.Encoding.OpenSSH, form).decode()
+def key_sha256(cert_pem: bytes) -> str:
+    """The sha256 of a certificate's public key, in hex."""
+    public, form = _public(_certificate(cert_pem)), serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(public.public_bytes(serialization.Encoding.DER, form)).hexdigest()
 
 
 def check_key(key_pem: bytes, cert_pem: bytes) -> None:

@@ -12,9 +12,9 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from ..errors import ConfigError, StoreError
 from .service import Measure
@@ -33,6 +33,7 @@ except ImportError as error:  # pragma: no cover - the extra is installed where 
     ) from error
 
 Body = bytes | bytearray
+SiteOf = Callable[[str], str | None]  # the admitted site whose certificate has this sha256
 Reason = Literal["lost", "unreadable"]  # why there is no answer, as in Transport.ask
 
 _LOG = logging.getLogger(__name__)
@@ -201,16 +202,6 @@ async def pieces(body: Body) -> AsyncIterator[bytes]:
 _STATUS = {"lost": 504, "unreadable": 502}
 
 
-class Admission(Protocol):
-    """Which certificates are admitted now; StoreError if that cannot be read."""
-
-    def site(self, sha256: str) -> str | None:
-        """The name of the site whose certificate has this hash."""
-
-    def names(self) -> list[str]:
-        """The names of all admitted sites."""
-
-
 class Limits(NamedTuple):
     """What one site may cost the coordinator; times are in seconds."""
 
@@ -238,8 +229,8 @@ class Gate:
     Everything that a site sends or takes is a sign of its life.
     """
 
-    def __init__(self, app: types.ASGIApp, registry: Admission, box: Mailbox, most: int) -> None:
-        self._app, self._registry, self._mailbox, self._most = app, registry, box, most
+    def __init__(self, app: types.ASGIApp, site_of: SiteOf, box: Mailbox, most: int) -> None:
+        self._app, self._site_of, self._mailbox, self._most = app, site_of, box, most
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
@@ -266,7 +257,7 @@ class Gate:
 
     def _admitted(self, peer: Peer) -> str:
         try:
-            site = self._registry.site(peer.sha256)
+            site = self._site_of(peer.sha256)
         except StoreError as error:
             raise _unreadable(error) from None
         if site is None or time.time() > peer.expires:
@@ -330,8 +321,8 @@ class SiteRoutes:
 class OperatorRoutes:
     """What the operator may ask for, of whichever mailbox."""
 
-    def __init__(self, mailbox: Mailbox, registry: Admission, limits: Limits) -> None:
-        self._mailbox, self._registry, self._limits = mailbox, registry, limits
+    def __init__(self, mailbox: Mailbox, names: Callable[[], list[str]], limits: Limits) -> None:
+        self._mailbox, self._admitted, self._limits = mailbox, names, limits
 
     def app(self) -> types.ASGIApp:
         """The paths on the unix socket."""
@@ -357,7 +348,7 @@ class OperatorRoutes:
 
     def _names(self) -> list[str]:
         try:
-            return self._registry.names()
+            return self._admitted()
         except StoreError as error:
             raise _unreadable(error) from None
 

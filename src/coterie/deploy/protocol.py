@@ -245,39 +245,29 @@ def _addressed(federation: str, site: str, told: bytes) -> bytes:
 # ---- what all sites are asked --------------------------------------------------------------------
 
 
-def answers_of_all(transport: Transport, clients: Sequence[str], message: bytes) -> list[bytes]:
-    """Ask every site the same before a run; all of them have to do what they are asked."""
+def ask_all(
+    transport: Transport, clients: Sequence[str], message: bytes, read: Callable[[bytes], Payload]
+) -> dict[str, Payload]:
+    """What every site answers before a run, by name; all of them have to do what they are asked."""
     answers = transport.ask(dict.fromkeys(clients, message), SETUP)
-    found: list[bytes] = []
+    found: dict[str, Payload] = {}
     wrong = []
     for name in clients:
         answer = answers.get(name, "lost")
-        refused = None if isinstance(answer, str) else refused_by(answer)
         if isinstance(answer, str):
             wrong.append(f"'{name}' did not answer ({answer})")
-        elif refused is not None:
+        elif (refused := refused_by(answer)) is not None:
             wrong.append(f"'{name}' refused: {refused[1] or refused[0]}")
         else:
-            found.append(answer)
+            try:
+                found[name] = read(answer)
+            except Exception as error:  # whatever a stranger's answer brings about
+                wrong.append(f"'{name}' sent what cannot be read: {error}")
     if wrong:
         raise EngineError(
             f"not every site takes part: {'; '.join(wrong)}; expected an answer of each; start the "
             "sites ('coterie site start'), or revoke those that left ('coterie deploy revoke')"
         )
-    return found
-
-
-def ask_all(
-    transport: Transport, clients: Sequence[str], message: bytes, read: Callable[[bytes], Payload]
-) -> dict[str, Payload]:
-    """What every site answers, by name; one answer that cannot be read is an EngineError."""
-    answers = answers_of_all(transport, clients, message)
-    found: dict[str, Payload] = {}
-    for name, answer in zip(clients, answers, strict=True):
-        try:
-            found[name] = read(answer)
-        except Exception as error:  # whatever a stranger's answer brings about
-            raise EngineError(f"site '{name}' sent what cannot be read: {error}") from error
     return found
 
 
