@@ -347,5 +347,7 @@ def test_a_site_that_is_left_out_trains_nothing_of_the_model_it_is_told(tmp_path
     scores, weights = [one.score for one in before.sites], [one.test for one in before.sites]
     assert before.means()[0] == pytest.approx(np.mean(scores))
     assert before.means(weights)[0] == pytest.approx(np.average(scores, weights=weights))
+    assert "mean by test samples" in repr(before)
+    assert "mean" not in repr(replace(before, sites=before.sites[:1]))
     section = PAGE.partition("## coterie leave-out --json")[2].partition("\n## ")[0]
     assert {*before.to_dict()} == set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))

@@ -85,7 +85,8 @@ class LeftOut:
         cells = [_cells(site, self.metric) for site in self.sites]
         rows = [site.test for site in self.sites]
         scored = sum(one.test for one in self.sites if math.isfinite(one.score + one.alone))
-        for name, weights in (("mean of sites", None), ("mean by test samples", rows)):
+        means = (("mean of sites", None), ("mean by test samples", rows))
+        for name, weights in means if len(self.sites) > 1 else ():
             other, alone = (words.number(x, self.metric) for x in self.means(weights))
             cells.append((name, str(scored), other, alone, ""))
         return printable_lines(to_text(Table.of(heads, map(Line, cells))))
