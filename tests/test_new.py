@@ -3,15 +3,19 @@
 import csv
 import json
 import tomllib
+from collections import Counter
 
 import pytest
-
-from coterie.commands.catalog import COLUMNS, LOWERS, RAISES, example_table
 
 
 @pytest.fixture(autouse=True)
 def _empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+def rows_of(folder):
+    """The rows of the table, by column."""
+    return list(csv.DictReader((folder / "mine.csv").read_text().splitlines()))
 
 
 def test_what_new_writes_is_checked_and_compared_at_once(command, tmp_path):
@@ -38,14 +42,24 @@ def test_every_field_has_a_line_of_its_own_with_an_explanation(command, tmp_path
     fields = [line for line in text.splitlines() if "=" in line]
     assert all(line.removeprefix("# ").partition("# ")[2] for line in fields)
     tables = tomllib.loads(text)
-    assert {tables["data"][role] for role in ("client", "target", "unit", "time")} <= {*COLUMNS}
+    assert {tables["data"][role] for role in ("client", "target", "unit", "time")} <= {
+        *rows_of(tmp_path)[0]
+    }
     for line in fields:
         assert tomllib.loads(line.removeprefix("# "))
 
 
-def test_the_table_shows_units_times_categories_and_missing_cells():
-    rows = list(csv.DictReader(example_table().splitlines()))
-    assert {row["site"] for row in rows} == {*RAISES, *LOWERS}
+def test_the_table_shows_units_times_categories_and_missing_cells(command, tmp_path):
+    """Its score raises the risk at three sites, and lowers it at the others."""
+    command("new", "mine")
+    rows = rows_of(tmp_path)
+    sites = Counter(row["site"] for row in rows)
+    assert sorted(sites.values()) == [60] * 6
+    apart = dict.fromkeys(sites, 0.0)
+    for row in rows:
+        ill = 1 if row["readmitted"] == "yes" else -1
+        apart[row["site"]] += ill * (float(row["score"] or 50) - 50)
+    assert sum(value > 0 for value in apart.values()) == 3
     assert 0 < sum(row["score"] == "" for row in rows) < len(rows) / 4
     assert {row["sex"] for row in rows} == {"female", "male"}
     assert len({row["patient"] for row in rows}) < len(rows)

@@ -1,13 +1,9 @@
 """What ``coterie list``, ``show`` and ``new`` print and write: names, fields, and an example."""
 
-import csv
 import inspect
-import io
-import random
 import re
 import textwrap
 from collections.abc import Callable, Iterable
-from datetime import date, timedelta
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,30 +195,26 @@ def _bar(count: int, most: int) -> str:
 
 # ---- new -----------------------------------------------------------------------------------------
 
-# The table shows the layout that coterie reads. Its numbers are made up: in three sites ``score``
-# raises the risk of the outcome, in the other three it lowers it, so that there are collaborators
-# to be found.
-
-RAISES, LOWERS = ("north", "lakeside", "county"), ("hilltop", "east", "harbour")  # the sites
-PATIENTS = 30  # per site
-VISITS = 2  # rows per patient
-COLUMNS = ("site", "patient", "admitted", "sex", "age", "pressure", "score", "readmitted")
-FIRST_DAY = date(2024, 1, 1)
-MISSING = 0.1  # share of missing cells in ``score``
+TEMPLATES = resources(__package__).joinpath("templates")
 
 
 def write_example(name: str) -> tuple[Path, Path]:
     """Write ``NAME.toml`` and ``NAME.csv``; refuses a path that exists. Returns both paths.
 
-    The table is made up, but for the name ``heart``: that is the table of the dataset.
+    The name ``heart`` gives the table of the dataset. Otherwise the table is made up and shows the
+    layout that coterie reads: six sites with 30 patients each, two rows a patient. At three sites
+    ``score`` raises the risk of the outcome, at the others it lowers it: there are collaborators
+    to be found.
     """
     config, table = _paths(name)
-    real = config.stem == HEART
-    template = resources(__package__).joinpath("templates", "federation.toml")
-    text = heart_config() if real else template.read_text(encoding="utf-8")
+    if config.stem == HEART:
+        text, rows = heart_config(), heart_table()
+    else:
+        made = (TEMPLATES.joinpath(f"federation.{kind}") for kind in ("toml", "csv"))
+        text, rows = (file.read_text(encoding="utf-8") for file in made)
     with files.writing(config):
         config.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(table, heart_table() if real else example_table())
+    files.write_text(table, rows)
     files.write_text(config, text.replace("@NAME@", config.stem))
     return config, table
 
@@ -240,24 +232,3 @@ def _paths(name: str) -> tuple[Path, Path]:
         if path.exists() or path.is_symlink():
             raise StoreError(f"{path}: exists already; nothing was written; choose another name")
     return paths[0], paths[1]
-
-
-def example_table() -> str:
-    """The text of the example: the same in every call."""
-    draw, out = random.Random(0), io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for site in (*RAISES, *LOWERS):
-        effect = 1.5 if site in RAISES else -1.5
-        for number in range(1, PATIENTS + 1):
-            patient = f"{site[:2].upper()}{number:03}"
-            sex, age = draw.choice(("female", "male")), draw.randint(20, 90)
-            day = FIRST_DAY + timedelta(days=draw.randrange(330))
-            for _ in range(VISITS):
-                score, pressure = round(draw.gauss(50, 10), 1), round(draw.gauss(125, 15), 1)
-                risk = effect * (score - 50) / 10 + (pressure - 125) / 15 + draw.gauss(0, 0.5)
-                cell = "" if draw.random() < MISSING else score
-                outcome = "yes" if risk > 0.2 else "no"
-                writer.writerow((site, patient, day, sex, age, pressure, cell, outcome))
-                day += timedelta(days=draw.randint(5, 30))
-    return out.getvalue()

@@ -51,7 +51,9 @@ class SitePart(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers by name."""
-        return {**self._asdict(), "rows": self.rows}
+        found = self._asdict()
+        least = found.pop("smallest_gain")
+        return {**found, "rows": self.rows, "smallest_gain": least}
 
     def cells(self) -> tuple[str, ...]:
         """The text of each column."""

@@ -23,7 +23,7 @@ from ..storage import files
 from ..storage.files import strict
 from ..views import words
 from ..views.clinical import FEWEST, Clinical, SiteClinical
-from ..views.clinical_page import rows_text, share_text, subgroup_text
+from ..views.clinical_page import TOO_FEW, rows_text, share_text, subgroup_text
 from ..views.reliance import Collaborator
 from .calibration import Recalibration
 
@@ -241,7 +241,7 @@ def card(
         "code": _network_code(network, schema),
         **{"label": words.label, "part": words.part, "number": words.plain},
         **{"rows_text": rows_text, "subgroup_text": subgroup_text, "share_text": share_text},
-        **{"fewest": FEWEST, "most": MOST_ROWS, "least_chance": LEAST_CHANCE},
+        **{"fewest": FEWEST, "too_few": TOO_FEW, "most": MOST_ROWS, "least_chance": LEAST_CHANCE},
     }
     return made.get_template("card.md").render(values)
 

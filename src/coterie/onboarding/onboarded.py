@@ -91,12 +91,6 @@ def curve_point(metric: str, samples: int, pairs: Sequence[Pair]) -> CurvePoint:
 MOST_NAMED = 3  # collaborators in a row of the table
 
 
-def answer(found: "Onboarded") -> str:
-    """With whom, how good, and from how few samples, in a few sentences."""
-    parts = [_with_whom(found), _how_good(found), _how_long(found), _which(found)]
-    return " ".join(part for part in parts if part)
-
-
 def table_of(found: "Onboarded") -> Table:
     """One line per number of labelled samples."""
     unit = words.unit(found.metric).strip()
@@ -213,8 +207,9 @@ class Onboarded:
 
     @property
     def words(self) -> str:
-        """The answer in a few sentences."""
-        return answer(self)
+        """With whom, how good, and from how few samples, in a few sentences."""
+        parts = (_with_whom(self), _how_good(self), _how_long(self), _which(self))
+        return " ".join(filter(None, parts))
 
     def to_dict(self) -> dict[str, Any]:
         """The same for JSON; the keys are documented in docs/json.md."""

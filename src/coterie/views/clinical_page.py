@@ -15,7 +15,6 @@ from .clinical import (
     Clinical,
     ClinicalChoice,
     Estimate,
-    Sensitivity,
     Subgroup,
     clinical_run,
 )
@@ -130,7 +129,8 @@ def _site_rows(site: _Site) -> Iterator[SiteNumbers]:
         else:
             scores = (words.number(x, name) for name, x in zip(BESIDE, part.beside, strict=True))
             error, brier, slope = part.calibration[1:]
-            sensitive = sensitivity_text(part.sensitivity)
+            caught = part.sensitivity
+            sensitive = words.NONE if caught is None else share_text(caught.found)
             cells += [*scores, f"{error:.3f}", f"{brier:.3f}", words.plain(slope), sensitive]
         yield SiteNumbers(site.at, site.name, tuple(cells))
 
@@ -154,19 +154,12 @@ def subgroup_text(group: Subgroup, score: Estimate | None, metric: str) -> str:
     return TOO_FEW if group.rows < FEWEST else score_text(score, metric)
 
 
-def sensitivity_text(found: Sensitivity | None) -> str:
-    """A sensitivity with its interval, in percent.
+def share_text(found: Estimate) -> str:
+    """A share with its interval, in percent.
 
-    >>> sensitivity_text(Sensitivity(Estimate(0.5, 0.25, 0.75), 0.3))
+    >>> share_text(Estimate(0.5, 0.25, 0.75))
     '50 % (25 to 75)'
     """
-    if found is None:
-        return words.NONE
-    return share_text(found.found)
-
-
-def share_text(found: Estimate) -> str:
-    """A share with its interval, in percent."""
     value, low, high = (f"{100 * part:.0f}" for part in found)
     return f"{value} % ({low} to {high})"
 
