@@ -204,18 +204,6 @@ class Mechanism:
                 "which would leave the client without noise; use another setting of the method, "
                 "or no [privacy]"
             )
-        g = self._noisy(client, w, batch, batch.step, stream, loss)
-        return g if penalty is None else g + grad(penalty)(w)
-
-    def _noisy(
-        self,
-        client: "Client",
-        w: Tensor,
-        batch: "Batch",
-        number: int | Tensor,
-        stream: Tensor,
-        loss: "Loss | None",
-    ) -> Tensor:
         clip, sigma = self.privacy.clip, self.privacy.noise or 0.0
         if loss is None and client.model.taps is not None:
             total = clipped_sum(client, w, batch, clip)
@@ -225,10 +213,11 @@ class Mechanism:
             drawn = random.normal, random.secret_normal
             ready = len(self.entries) == len(w)
             places = self.entries if ready else torch.arange(len(w), device=w.device)
-            z = self._drawn(*drawn, f"noise {self.call}", stream, number, places)
+            z = self._drawn(*drawn, f"noise {self.call}", stream, batch.step, places)
             total = total + sigma * clip * z.to(total)
         self.call += 1
-        return total / client.size.clamp(min=1, max=client.recipe.batch)
+        g = total / client.size.clamp(min=1, max=client.recipe.batch)
+        return g if penalty is None else g + grad(penalty)(w)
 
     def _drawn(
         self,
