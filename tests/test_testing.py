@@ -97,43 +97,36 @@ class NoRange(Plain):
     rate: float = 1.0
 
 
-@dataclass(frozen=True)
 class Unchecked(Plain):
     def __post_init__(self):
         pass
 
 
-@dataclass(frozen=True)
 class NoDefault(Plain):
     def __post_init__(self):
         raise ConfigError("needs a rate")
 
 
-@dataclass(frozen=True)
 class StateOfOne(Plain):
     def init(self, problem):
         return problem.start, (torch.zeros(1),)
 
 
-@dataclass(frozen=True)
 class ServerOfADict(Plain):
     def init(self, problem):
         return {"w": problem.start}, ()
 
 
-@dataclass(frozen=True)
 class OneRow(Plain):
     def download(self, server, round):
         return server[None]
 
 
-@dataclass(frozen=True)
 class UploadsADict(Plain):
     def local(self, client, received, state):
         return {"w": received}, state
 
 
-@dataclass(frozen=True)
 class UploadsOfManyForms(Plain):
     def local(self, client, received, state):
         return received[: int(client.size)], state
@@ -142,7 +135,6 @@ class UploadsOfManyForms(Plain):
         return server
 
 
-@dataclass(frozen=True)
 class TwiceTheWeight(Plain):
     def predictor(self, client, served, state):
         return Mixture(2 * torch.ones_like(served[:1]), served[None])
@@ -151,13 +143,11 @@ class TwiceTheWeight(Plain):
 # ---- purity --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class AggregatesInPlace(Plain):
     def aggregate(self, server, uploads, round):
         return server.add_(mean(uploads) - server)
 
 
-@dataclass(frozen=True)
 class TrainsInPlace(Plain):
     def local(self, client, received, state):
         upload, _ = super().local(client, received.clone(), state)
@@ -165,21 +155,18 @@ class TrainsInPlace(Plain):
         return upload, state
 
 
-@dataclass(frozen=True)
 class DrawsFromTorch(Plain):
     def local(self, client, received, state):
         upload, _ = super().local(client, received, state)
         return upload._replace(w=upload.w + torch.randn(())), state
 
 
-@dataclass(frozen=True)
 class CountsCalls(Plain):
     def download(self, server, round):
         remember(self, calls=getattr(self, "calls", 0) + 1)
         return super().download(server, round) + self.calls
 
 
-@dataclass(frozen=True)
 class FollowsTheFirst(Plain):
     """All clients of a round start where its first client did, scaled by that client's size."""
 
@@ -189,7 +176,6 @@ class FollowsTheFirst(Plain):
         return super().local(client, received * (1 + self.first[1]), state)
 
 
-@dataclass(frozen=True)
 class ReadsTestData(Plain):
     def local(self, client, received, state):
         private = client._shards
@@ -201,20 +187,17 @@ class ReadsTestData(Plain):
 # ---- participation -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class ExpectsEverybody(Plain):
     def aggregate(self, server, uploads, round):
         everybody = torch.arange(round.population)
         return mean(Sent(uploads.w[everybody], uploads.size[everybody]))
 
 
-@dataclass(frozen=True)
 class SendsToAll(Plain):
     def download(self, server, round):
         return rows(server, round.population)
 
 
-@dataclass(frozen=True)
 class ExpectsAllReplies(Plain):
     def aggregate(self, server, uploads, round):
         asked = torch.ones(len(round.asked), dtype=server.dtype)
@@ -226,7 +209,6 @@ class Late(NamedTuple):
     replies: Tensor
 
 
-@dataclass(frozen=True)
 class DividesByReplies(Plain):
     """The server divides by the replies so far: none, where no reply arrived in round 0."""
 
@@ -247,7 +229,6 @@ class DividesByReplies(Plain):
 # ---- agreement -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class DecidesOnANumber(Plain):
     def local(self, client, received, state):
         if client.loss(received, "train") > 0:
@@ -255,7 +236,6 @@ class DecidesOnANumber(Plain):
         return Sent(received, client.size), state
 
 
-@dataclass(frozen=True)
 class ForgetsTheMask(Plain):
     def local(self, client: Client, received, state):
         def loss(w: Tensor, batch: Batch) -> Tensor:
@@ -264,13 +244,11 @@ class ForgetsTheMask(Plain):
         return Sent(client.train(received, loss=loss), client.size), state
 
 
-@dataclass(frozen=True)
 class PrefersTheFirst(Plain):
     def aggregate(self, server, uploads, round):
         return mean(uploads._replace(size=round.clients + 1))
 
 
-@dataclass(frozen=True)
 class CountsEvaluations(Plain):
     def init(self, problem):
         remember(self, served=0)
@@ -284,7 +262,6 @@ class CountsEvaluations(Plain):
         return super().download(server, round) * (1 + getattr(self, "served", 0) / 100)
 
 
-@dataclass(frozen=True)
 class SmugglesTheRound(Plain):
     """The server half leaves a number on self that the client half reads."""
 
@@ -297,7 +274,6 @@ class SmugglesTheRound(Plain):
         return super().local(client, received * scale, state)
 
 
-@dataclass(frozen=True)
 class RemembersOnSelf(Plain):
     def init(self, problem):
         remember(self, last=None)
@@ -312,7 +288,6 @@ class RemembersOnSelf(Plain):
         return super().download(server if last is None else server + last, round)
 
 
-@dataclass(frozen=True)
 class ChangesItsServer(Plain):
     def init(self, problem):
         return (problem.start, torch.zeros((), dtype=torch.int64)), ()
@@ -327,7 +302,6 @@ class ChangesItsServer(Plain):
         return server[0]
 
 
-@dataclass(frozen=True)
 class ClaimsTooMuch(Plain):
     def local(self, client, received, state):
         return Sent(client.train(received), 10 * client.size), state
@@ -336,21 +310,18 @@ class ClaimsTooMuch(Plain):
 # ---- declarations --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class ReadsValidation(Plain):
     def local(self, client, received, state):
         upload, _ = super().local(client, received, state)
         return upload._replace(w=upload.w * (1 + client.loss(upload.w, "val") / 100)), state
 
 
-@dataclass(frozen=True)
 class SaysItReadsValidation(Plain):
     @property
     def traits(self):
         return Traits(uses_validation=True)
 
 
-@dataclass(frozen=True)
 class HidesARound(Plain):
     def trace_key(self, index: int, horizon: int) -> Hashable:
         return "always the same"
@@ -359,7 +330,6 @@ class HidesARound(Plain):
         return super().local(client, received * (1 + client.round / 10), state)
 
 
-@dataclass(frozen=True)
 class HidesARoundOfThePredictor(Plain):
     def trace_key(self, index: int, horizon: int) -> Hashable:
         return index > 1
@@ -374,13 +344,11 @@ class Raw(NamedTuple):
     x: Tensor
 
 
-@dataclass(frozen=True)
 class SendsSamples(Plain):
     def local(self, client, received, state):
         return Raw(client.train(received), client.size, client.batch(0).x[0].flatten()), state
 
 
-@dataclass(frozen=True)
 class ReadsUnsentModels(Plain):
     """Each client is sent its own last model and reads the mean of all."""
 
@@ -401,19 +369,16 @@ class ReadsUnsentModels(Plain):
         return server.mean(0)
 
 
-@dataclass(frozen=True)
 class SmallMatrix(Alone):
     def collaboration(self, server, shown, round):
         return server[round.clients][:, :2]
 
 
-@dataclass(frozen=True)
 class MadeUpMatrix(Alone):
     def collaboration(self, server, shown, round):
         return torch.full_like(server, 1 / len(server))
 
 
-@dataclass(frozen=True)
 class FreshMatrix(Alone):
     """The diagonal of absent clients changes in every round."""
 
@@ -421,14 +386,12 @@ class FreshMatrix(Alone):
         return server / 2
 
 
-@dataclass(frozen=True)
 class NoMatrixToReadWith(Plain):
     @property
     def traits(self):
         return Traits(models_change_hands=True)
 
 
-@dataclass(frozen=True)
 class Fails(Plain):
     def aggregate(self, server, uploads, round):
         raise KeyError("no such client")

@@ -205,18 +205,6 @@ class Mechanism:
                 "which would leave the client without noise; use another setting of the method, "
                 "or no [privacy]"
             )
-        g = self._noisy(client, w, batch, batch.step, stream, loss)
-        return g if penalty is None else g + grad(penalty)(w)
-
-    def _noisy(
-        self,
-        client: "Client",
-        w: Tensor,
-        batch: "Batch",
-        number: int | Tensor,
-        stream: Tensor,
-        loss: "Loss | None",
-    ) -> Tensor:
         clip, sigma = self.privacy.clip, self.privacy.noise or 0.0
         if loss is None and client.model.taps is not None:
             total = clipped_sum(client, w, batch, clip)
@@ -226,10 +214,11 @@ class Mechanism:
             half = (len(w) + 1) // 2
             pairs = self.pairs if len(self.pairs) == half else torch.arange(half, device=w.device)
             draws = random.normal_pairs, random.secret_normal, len(w)
-            z = self._drawn(*draws, f"noise {self.call}", stream, number, pairs)
+            z = self._drawn(*draws, f"noise {self.call}", stream, batch.step, pairs)
             total = total + sigma * clip * z[: len(w)].to(total)
         self.call += 1
-        return total / client.size.clamp(min=1, max=client.recipe.batch)
+        g = total / client.size.clamp(min=1, max=client.recipe.batch)
+        return g if penalty is None else g + grad(penalty)(w)
 
     def _drawn(
         self,

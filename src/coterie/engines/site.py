@@ -135,7 +135,7 @@ class Site:
         answer = self._local if head.kind == "local" else self._predict
         with located(self.algorithm, self.problem.model.module):
             base = None if again else head.base
-            return answer(head, message.body, *self._at(head), decode(stored, types).body, base)
+            return answer(head, _one_row(message.body), _one_row(decode(stored, types).body), base)
 
     def repeated(self, data: bytes) -> bytes | None:
         """The reply to the same message as last time, if it is stored; None otherwise."""
@@ -148,19 +148,10 @@ class Site:
         with files.whole(self.folder / REPLY) as temporary:
             temporary.write_bytes(digest(data).encode() + reply)
 
-    def _local(
-        self,
-        asked: RoundHead,
-        body: Tree,
-        backend: LoopBackend,
-        round: Round,
-        state: Tree,
-        base: str | None,
-    ) -> bytes:
+    def _local(self, asked: RoundHead, received: Tree, state: Tree, base: str | None) -> bytes:
         """Compute one round: the new state stays here, the upload is sent."""
-        began = time.perf_counter()
-        received = _one_row(body)
-        upload, new = backend.local(self.algorithm, received, _one_row(state), round)
+        (backend, round), began = self._at(asked), time.perf_counter()
+        upload, new = backend.local(self.algorithm, received, state, round)
         row = tree.row(new, 0)
         after = encode(Message({}, row))
         head = {
@@ -172,18 +163,10 @@ class Site:
         shown = self.algorithm.shown(row) if self.discloses.shown else ()
         return encode(Message(head, (tree.row(upload, 0), shown)))
 
-    def _predict(
-        self,
-        asked: RoundHead,
-        body: Tree,
-        backend: LoopBackend,
-        round: Round,
-        state: Tree,
-        base: str | None,
-    ) -> bytes:
+    def _predict(self, asked: RoundHead, served: Tree, state: Tree, base: str | None) -> bytes:
         """Evaluate the client's predictor; in the last round the predictor is kept here."""
-        served, metric, last = _one_row(body), asked.metric, asked.last
-        found = backend.predict(self.algorithm, served, _one_row(state), round, metric, keep=last)
+        (backend, round), last = self._at(asked), asked.last
+        found = backend.predict(self.algorithm, served, state, round, asked.metric, keep=last)
         columns = [float(column[0]) for column in found.evaluation]
         scores = torch.tensor(columns, dtype=torch.float64)
         predictor: Mixture = tree.row(found.mixture, 0)
@@ -193,9 +176,8 @@ class Site:
             if base is not None:  # else it was kept when the message came first
                 self.keep(predictor, found.outcomes, columns[0] if has_model else math.nan)
             told["digest"] = client_digest(predictor)
-        if not (
-            self.discloses.models and last and asked.collect
-        ):  # weights say whose models it uses
+        if not (self.discloses.models and last and asked.collect):
+            # weights would say whose models it uses
             predictor = Mixture(has_model[None].to(scores), predictor.models[:1, :0])
         return encode(Message(told, (scores, predictor)))
 
