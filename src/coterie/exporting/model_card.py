@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import json
-import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, field
@@ -22,7 +21,7 @@ from ..networks.registry import Recurrent, Residual, head, norm_layer
 from ..storage import files
 from ..storage.files import strict
 from ..views import words
-from ..views.clinical import FEWEST, Clinical, SiteClinical
+from ..views.clinical import FEWEST, SiteClinical
 from ..views.clinical_page import TOO_FEW, rows_text, share_text, subgroup_text
 from ..views.reliance import Collaborator
 from .calibration import Recalibration
@@ -215,74 +214,25 @@ def card(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {
-        "plain": plain,
-        "names": lambda several: ", ".join(plain(one.name) for one in several),
-    }
-    facts, schema, network = config.model, preprocessing.schema, config.network
+    made.filters["plain"] = plain
     numbers = None if clinical is None else clinical.numbers
     old, new = (one and one.numbers.calibration for one in (before, clinical))
-    values = {
-        **{"facts": facts, "schema": schema, "target": schema.target, "network": network},
-        **{"count": count, "clinical": clinical, "numbers": numbers, "again": again},
-        **{"old": old, "new": new, "temperature": config.temperature, "origin": _origin(config)},
-        **{"asked": _asked(schema), "way": _way(facts), "lacks": _lacks(facts, numbers)},
-        **{"judged": _judged(facts), "inputs": _inputs(preprocessing)},
-        "several": f" It is a mixture of {count} such networks." if count > 1 else "",
-        "known": [one for one in facts.collaborators if one.entered is not None],
-        "others": [one for one in facts.collaborators if one.entered is None],
-        "metric": METRICS[facts.metric],
-        "unit": words.unit(facts.metric),
-        "score": facts.score is not None
-        and words.number(facts.score, facts.metric) + words.unit(facts.metric),
-        "slope": ""
-        if new is None or math.isnan(new.slope)
-        else f", calibration slope {words.plain(new.slope)} (ideally 1)",
-        "code": _network_code(network, schema),
-        **{"label": words.label, "part": words.part, "number": words.plain},
+    return made.get_template("card.md").render(
+        config=config,
+        facts=config.model,
+        network=config.network,
+        temperature=config.temperature,
+        preprocessing=preprocessing,
+        schema=preprocessing.schema,
+        count=count,
+        metric=METRICS[config.model.metric],
+        code=_network_code(config.network, preprocessing.schema),
+        **{"clinical": clinical, "numbers": numbers, "old": old, "new": new, "again": again},
         **{"rows_text": rows_text, "subgroup_text": subgroup_text, "share_text": share_text},
-        **{"fewest": FEWEST, "too_few": TOO_FEW, "most": MOST_ROWS, "least_chance": LEAST_CHANCE},
-    }
-    return made.get_template("card.md").render(values)
-
-
-def _asked(schema: Schema) -> str:
-    """What the model predicts."""
-    if schema.regression:
-        return "a number in the unit of the training data"
-    names = schema.target.classes
-    more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
-    listed = ", ".join(map(plain, names[:MOST_CLASSES]))
-    return f"a probability for each of the classes {listed}{more}"
-
-
-def _way(facts: ModelFacts) -> str:
-    """How the client got the model: in the run, or by joining it later."""
-    if not facts.onboarded:
-        return f" in {facts.rounds} rounds of federated training"
-    return (
-        f", which was **not in the federation**: it was onboarded after {facts.rounds} rounds "
-        f"of federated training, with {facts.train} labelled samples of its own, and no other "
-        "client trained for it"
+        **{"words": words, "dumps": json.dumps, "least_chance": LEAST_CHANCE},
+        **{"most": MOST_ROWS, "most_classes": MOST_CLASSES, "few": FEW},
+        **{"fewest": FEWEST, "too_few": TOO_FEW},
     )
-
-
-def _lacks(facts: ModelFacts, numbers: Clinical | None) -> str:
-    """Why there is no test score."""
-    positives = None if numbers is None else numbers.positives
-    if not facts.test:
-        return "the client had no test data"
-    if positives in (0, facts.test):
-        kind = "no positives" if positives == 0 else "nothing but positives"
-        return f"there are {kind} among the client's {facts.test} test samples"
-    return f"its model failed on the client's {facts.test} test samples"
-
-
-def _judged(facts: ModelFacts) -> str:
-    if facts.score is None:
-        return "It was not judged: it has no test score."
-    few = f" With {facts.test} test samples the score is itself uncertain."
-    return f"It was judged on data of {plain(facts.client)} alone.{few if facts.test < FEW else ''}"
 
 
 def _network_code(network: NetworkFacts, schema: Schema) -> str:
@@ -301,37 +251,3 @@ def _network_code(network: NetworkFacts, schema: Schema) -> str:
     head = "\n".join([*imports, "from torch import Tensor, nn"])
     defined = f"\n\n\n{code.definitions.strip()}" if code.definitions else ""
     return f"{head}{defined}\n\n\ndef network():\n    return {code.expression}"
-
-
-def _inputs(preprocessing: Preprocessing) -> str:
-    schema, moments = preprocessing.schema, preprocessing.moments
-    shape = f"[{', '.join(map(str, schema.shape))}]"
-    text = {
-        "table": "One row of the table becomes the features below, in this order.",
-        "images": f"An image is an array of uint8 pixels of shape {shape}.",
-        "tokens": f"A sample is a row of {shape} whole numbers below {schema.tokens}.",
-        "features": f"A sample is an array of numbers of shape {shape}.",
-    }[schema.kind]
-    if preprocessing.pixels is not None:
-        scale, shift = preprocessing.pixels.scale, preprocessing.pixels.shift
-        text += f" The input is pixel * {list(scale)} + {list(shift)}, by channel."
-    if moments is not None:
-        text += (
-            " Numbers become (number - mean) / deviation; a missing number is replaced by the mean."
-            " `preprocessing.json` has a mean and a deviation for each feature, in this order,"
-            " under `moments`; those of features that are 0 or 1 are not used."
-        )
-    if schema.regression and moments is not None:
-        text += f" A value is the output * {moments.target_std!r} + {moments.target_mean!r}."
-    return text
-
-
-def _origin(config: ExportConfig) -> dict[str, object]:
-    facts, network = config.model, config.network
-    return {
-        **{"method": facts.method, "rounds": facts.rounds, "seed": facts.seed, "run": facts.run},
-        "data": facts.data or "known at the coordinator only",
-        "model": config.digest,
-        "network": f"{network.name} {json.dumps(network.options)}",
-        "coterie": config.coterie,
-    }
