@@ -82,8 +82,8 @@ def serve(
         with one_at_a_time:
             if size > (most := handler.largest()):
                 _skip(connection, size)
-                said = f"found a message of {size:,} bytes; expected at most {most:,}"
-                return _send(connection, key, head, refusal("policy", said))
+                why = f"found a message of {size:,} bytes; expected at most {most:,}"
+                return _send(connection, key, head, refusal("policy", why))
             request = bytearray(head)
             for piece in _pieces(connection, size):
                 request += piece
