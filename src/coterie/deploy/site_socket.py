@@ -124,6 +124,8 @@ def _answer(site: _Served, connection: socket.socket) -> None:
         request = bytearray(head)
         for piece in _pieces(connection, size):
             request += piece
+        if len(request) < HEAD + size:
+            raise OSError("it was cut short")
         with turn:
             reply = handler.answer(bytes(request))
         return _send(connection, key, head, reply)
