@@ -127,12 +127,6 @@ class Approvals:
         paths = sorted((self._folder.path / APPROVALS).glob("[0-9a-f]*.json"))
         return [_read(path).request for path in paths]
 
-    def hold(self) -> bool:
-        """Whether an approval has not ended."""
-        now = datetime.now(UTC)
-        paths = (self._folder.path / APPROVALS).glob("[0-9a-f]*.json")
-        return any(now <= datetime.fromisoformat(_read(path).until) for path in paths)
-
     def approved(self, name: str) -> Approval:
         """The approval of a request by its id; refused if it has none, or no longer."""
         path = self._approved(name)

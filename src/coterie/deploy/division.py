@@ -166,7 +166,7 @@ class SiteDivision:
         between two sums. A release is a set of rows: what is asked about it later is added to it.
         """
         before = [_Released.read(path) for path in sorted(self._path.glob(f"{what}-*.npz"))]
-        mine = columns.of_all()
+        mine = {*columns.keys}
         for one in before:
             came, went = len(mine - one.keys), len(one.keys - mine)
             if came + went and max(came, went) < rows:
@@ -181,7 +181,11 @@ class SiteDivision:
             if len(held) >= rows and all(one.may_differ(name, bounds, held, rows) for one in before)
         }
         same = next((one for one in before if one.keys == mine), None)
-        made = _Released(len(before), mine, left) if same is None else same.with_more(left)
+        made = (
+            _Released(len(before), mine, left)
+            if same is None
+            else same._replace(left=left | same.left)
+        )
         if made != same:
             self._path.mkdir(mode=0o700, exist_ok=True)
             made.write(self._path / f"{what}-{made.number:04d}.npz")
@@ -226,10 +230,6 @@ class Columns(NamedTuple):
     known: Bools  # [n, D]
     ranges: dict[str, list[float]]  # by column; empty where none is declared
 
-    def of_all(self) -> set[bytes]:
-        """All rows."""
-        return {*self.keys}
-
     def each(self) -> Iterator[tuple[str, list[float], set[bytes]]]:
         """The name of each column, its bounds, and the rows with a value."""
         for name, has in zip(self.names, self.known.T, strict=True):
@@ -250,10 +250,6 @@ class _Released(NamedTuple):
         if held == had:
             return bounds == before  # other bounds would show who is outside of them
         return max(len(held - had), len(had - held)) >= rows
-
-    def with_more(self, left: dict[str, tuple[list[float], set[bytes]]]) -> "_Released":
-        """This release with sums of further columns."""
-        return self._replace(left=left | self.left)
 
     def write(self, path: Path) -> None:
         order, names = sorted(self.keys), [*self.left]

@@ -85,10 +85,7 @@ class Document(BaseModel, frozen=True):
 
 
 class LimitsTable(Document, frozen=True):
-    """The largest message that is sent or taken, and the longest time that one may be worked on.
-
-    disk_mib: what a site keeps for the federation, beyond which it answers no more
-    """
+    """The largest message, the longest time for one, and what a site keeps on its disk."""
 
     message_mib: Annotated[int, Field(ge=1, le=1024 * 1024)] = 1024
     seconds: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600
@@ -201,16 +198,7 @@ class SiteDataTable(Document, frozen=True):
 
 
 class ConsentTable(Document, frozen=True):
-    """What may leave the site beside the messages of a method; nothing unless it says so.
-
-    shown: what the site's state shows of its collaboration (whose models it uses, and how much)
-    samples: raw training samples, for methods that share them (fedavg_data)
-    models: the site's final model, which may then be collected by the coordinator
-    counts: how many samples of each class there are; the number of samples is always told
-    feature_mean: the mean of the network's features over the site's samples (feddbe)
-    class_features: the share of each class and the mean features of its samples (fedpac)
-    discriminators: models that tell the site's samples from another site's (fedcollab)
-    """
+    """What may leave the site beside the messages of a method; ``site.toml`` says what each is."""
 
     shown: bool = False
     samples: bool = False
@@ -222,18 +210,7 @@ class ConsentTable(Document, frozen=True):
 
 
 class PolicyTable(Document, frozen=True):
-    """The most that a request may ask for, and what is approved without a person.
-
-    automatic: methods whose requests are approved at once, if the rest fits; "*" names all
-    rounds, epochs: of one experiment; epochs are those of one round
-    parameters: of a model
-    experiments: that one approval is good for
-    sent_mib: that may leave for one experiment
-    partners: how many other sites have to take part, at least
-    only: sites that may take part; empty: any
-    days: after which an approval ends
-    columns: inputs that may be named; empty: all of the data
-    """
+    """The most that a request may ask for, and what is approved without a person."""
 
     automatic: Names = ()
     rounds: Annotated[int, Field(ge=1)] = 500
@@ -248,14 +225,7 @@ class PolicyTable(Document, frozen=True):
 
 
 class StatisticsTable(Document, frozen=True):
-    """How the site divides its rows, and what sums of its training rows may leave.
-
-    val, test: shares of the rows, unless the data divides itself
-    rows: the fewest that a sum is of, and that must come or go between two sums
-    noise: standard deviation, as a multiple of the most that one row can change a sum
-    masked: sums leave only under masks, so that the coordinator sees the total of all sites
-    salt: a word that the owners agree on by telephone; it hides texts that leave as hashes
-    """
+    """How the site divides its rows, and what sums of its training rows may leave."""
 
     val: Annotated[float, Field(ge=0, lt=1)] = 0.2
     test: Annotated[float, Field(ge=0, lt=1)] = 0.2

@@ -108,9 +108,9 @@ class SiteHandler:
         self._agreed = ""  # the experiment that it agrees to
 
     def largest(self) -> int:
-        """Bytes of the largest message that may arrive now: few while no approval holds."""
+        """Bytes of the largest message that may arrive now: few before there was an approval."""
         most = self._folder.limits.message_mib * MIB
-        return most if self._approvals.hold() else min(most, BEFORE_APPROVAL)
+        return most if self._approvals.known() else min(most, BEFORE_APPROVAL)
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message; a refusal, never an exception, if the message is not accepted.

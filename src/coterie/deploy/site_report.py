@@ -1,5 +1,6 @@
 """What a site's administrator is shown: fingerprints, consent, what was agreed and what left."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,23 +101,12 @@ def left(log: Path) -> dict[tuple[str, str], Left]:
         return found
     with log.open("rb") as lines:
         for line in iter(lambda: lines.readline(MOST_LINE), b""):
-            experiment, kind, size, rounds = _sent(line)
-            before = found.get((experiment, kind), Left())
-            found[experiment, kind] = Left(
-                before.answers + 1, before.size + size, before.rounds | rounds
-            )
+            key, size, rounds = ("unreadable", "lines of the log"), len(line), set[int]()
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                said = json.loads(line)
+                told = str(said["experiment"])[:MOST_SHOWN], str(said["kind"])[:MOST_SHOWN]
+                rounds = set() if said["round"] is None else {int(said["round"])}
+                key, size = told, int(said["bytes"])
+            before = found.get(key, Left())
+            found[key] = Left(before.answers + 1, before.size + size, before.rounds | rounds)
     return found
-
-
-def _sent(line: bytes) -> tuple[str, str, int, set[int]]:
-    """Experiment, kind, bytes and round (if there is one) of one line of the log."""
-    try:
-        said = json.loads(line)
-        return (
-            str(said["experiment"])[:MOST_SHOWN],
-            str(said["kind"])[:MOST_SHOWN],
-            int(said["bytes"]),
-            set() if said["round"] is None else {int(said["round"])},
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "unreadable", "lines of the log", len(line), set()

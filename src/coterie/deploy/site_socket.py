@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from ..engines.codec import refusal
 from ..engines.remote import Answering
@@ -55,6 +56,16 @@ def _both(request: bytes, answer: bytes) -> bytes:
     return f"coterie answer {' '.join(found)}".encode()
 
 
+class _Served(NamedTuple):
+    """A site, and what takes turns there."""
+
+    folder: SiteFolder
+    key: bytes
+    handler: Answering
+    turn: contextlib.AbstractContextManager[object]  # of all sites of the process
+    one_at_a_time: contextlib.AbstractContextManager[object]  # message of this site
+
+
 def serve(
     folder: SiteFolder,
     path: Path,
@@ -66,35 +77,13 @@ def serve(
 
     Sites of one process have one ``turn``: torch's generator is the process's own.
     """
-    turn, places = turn or threading.Lock(), threading.Semaphore(MOST_OPEN)
-    key, one_at_a_time = folder.key.read_bytes(), threading.Lock()
-
-    def taken(connection: socket.socket) -> None:
-        """The way of one message."""
-        head = b"".join(_pieces(connection, HEAD))
-        for_all, size = (
-            announced(head, folder.operator, folder.federation, name) for name in ("", folder.name)
-        )
-        if size is None:
-            _skip(connection, SKIPPED)
-            said = refusal("unsigned", "expected a message signed by the operator")
-            return _send(connection, key, head, folder.name.encode() if for_all else said)
-        with one_at_a_time:
-            if size > (most := handler.largest()):
-                _skip(connection, size)
-                said = f"found a message of {size:,} bytes; expected at most {most:,}"
-                return _send(connection, key, head, refusal("policy", said))
-            request = bytearray(head)
-            for piece in _pieces(connection, size):
-                request += piece
-            with turn:
-                reply = handler.answer(bytes(request))
-            return _send(connection, key, head, reply)
+    places, key = threading.Semaphore(MOST_OPEN), folder.key.read_bytes()
+    site = _Served(folder, key, handler, turn or threading.Lock(), threading.Lock())
 
     def answer(connection: socket.socket) -> None:
         try:
             with connection:
-                taken(connection)
+                _answer(site, connection)
         except OSError as error:
             _LOG.warning("a message was not answered: %s", error)
         except Exception:
@@ -114,6 +103,32 @@ def serve(
                 else:
                     connection.close()
         path.unlink(missing_ok=True)
+
+
+def _answer(site: _Served, connection: socket.socket) -> None:
+    """Read one message, if the operator announces it, and answer it."""
+    folder, key, handler, turn, one_at_a_time = site
+    head = b"".join(_pieces(connection, HEAD))
+    for_all, size = (
+        announced(head, folder.operator, folder.federation, name) for name in ("", folder.name)
+    )
+    if size is None:
+        _skip(connection, SKIPPED)
+        said = refusal("unsigned", "expected a message signed by the operator")
+        return _send(connection, key, head, folder.name.encode() if for_all else said)
+    with one_at_a_time:
+        if size > (most := handler.largest()):
+            _skip(connection, size)
+            why = f"found a message of {size:,} bytes; expected at most {most:,}"
+            return _send(connection, key, head, refusal("policy", why))
+        request = bytearray(head)
+        for piece in _pieces(connection, size):
+            request += piece
+        if len(request) < HEAD + size:
+            raise OSError("it was cut short")
+        with turn:
+            reply = handler.answer(bytes(request))
+        return _send(connection, key, head, reply)
 
 
 def _send(connection: socket.socket, key: bytes, head: bytes, reply: bytes) -> None:
