@@ -285,5 +285,7 @@ def test_it_says_why_the_automatic_metric_is_auc(tmp_path):
     data = {"name": str(path), "client": "site", "target": "ill"}
     asked = {"data": data, "model": {"name": "linear"}, "run": {"methods": ["fedavg"]}}
     told = dict(coterie.doctor(asked, rounds=2).facts)["metric"]
-    assert told.startswith("auc: chosen because 20 % of the samples have the class 'yes', less than")
+    assert told.startswith(
+        "auc: chosen because 20 % of the samples have the class 'yes', less than"
+    )
     assert dict(coterie.doctor(asked, rounds=2, metric="auc").facts)["metric"] == "auc"
