@@ -96,11 +96,13 @@ class LoopBackend:
         shards, model, row = self.shards, self.problem.model, []
         for name in JUDGED:
             split = tree.row(shards.splits[name].rows([client]), 0)
-            blocks = [
-                outputs(model, mixture, shards.inputs(block), self.problem.regression)
-                for block in blocks_of(split)
-            ]
-            predicted = torch.cat(blocks).unsqueeze(0)
+            predicted, at = None, 0  # one tensor: small ones between blocks fragment the memory
+            for block in blocks_of(split):
+                found = outputs(model, mixture, shards.inputs(block), self.problem.regression)
+                if predicted is None:
+                    predicted = found.new_empty(1, len(split.samples), *found.shape[1:])
+                predicted[0, at : (at := at + len(found))] = found
+            assert predicted is not None
             score, loss = judge(shards, metric, [client], name, predicted)
             if name == "test" and said is not None:
                 said |= answers(shards, metric, [client], predicted)

@@ -211,9 +211,9 @@ def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | N
             made = made._replace(predictor=trained(client, made.predictor, epochs))
         said: dict[int, Answers] = {}
         scored = judge.judged(made.predictor, i, metric, said)[0]
-        of_clients = (_spread(values, usable) for values in (made.weights, made.parts))
+        weights, parts = _spread(made.weights, usable), _spread(made.parts, usable)
         mine = Mixture(own.weights[i], own.models[i])
-        found.append(Tried(draw, alone[i], said[i], scored, *of_clients, made.predictor, mine))
+        found.append(Tried(draw, alone[i], said[i], scored, weights, parts, made.predictor, mine))
     average = None
     if host.average is not None:
         average = judge.judged(single(host.average), 0, metric, None)[0]

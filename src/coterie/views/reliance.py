@@ -71,7 +71,9 @@ def reliance(runs: Sequence[Run]) -> Reliance | None:
         return None
     K = len(first)
     count, total = np.zeros(K, dtype=np.int64), np.zeros((K, K))
-    took = np.sum([here for run in drawn for here in presence(run)], axis=0, dtype=np.int64)
+    took = np.zeros(K, dtype=np.int64)
+    for here in (here for run in drawn for here in presence(run)):
+        took += here
     excess, squares = np.zeros((K, K)), np.zeros((K, K))
     for run in drawn:
         for weight in applied(run):
