@@ -453,7 +453,7 @@ def test_an_auc_never_stands_alone(compared, table):
 def test_a_site_that_knows_its_own_rows_alone_takes_their_scarce_class():
     """``died`` is scarce there; a class that was asked for stays."""
     targets = [np.repeat([0, 1], [3, 30])]
-    assert scarce_class(("died", "survived"), targets).positive == "died"
-    assert scarce_class(("no", "yes"), [1 - targets[0]]).positive == "yes"
+    assert scarce_class(("died", "survived"), targets, ClinicalChoice()).positive == "died"
+    assert scarce_class(("no", "yes"), [1 - targets[0]], ClinicalChoice()).positive == "yes"
     asked = ClinicalChoice(positive="survived")
     assert scarce_class(("died", "survived"), targets, asked) == asked

@@ -126,7 +126,7 @@ def trained_site(
     if rows is None or rows.codes is None or len(rows.codes) != len(answers.targets):
         rows = JudgedRows(target.classes, target.name)
     metric = config.run.metric
-    choice = scarce_class(rows.classes, [answers.targets], choice)  # the site's alone are known
+    choice = scarce_class(rows.classes, [answers.targets], choice or ClinicalChoice())
     judged = judged_client(metric, answers, rows, choice, held, recalibrate=recalibrate)
     facts = _facts(site, folder, made)
     plain_model, predictor = found

@@ -297,18 +297,16 @@ def scarce_outcome(runs: Sequence[Run], choice: ClinicalChoice | None = None) ->
     """The choice, with the first of two classes as the outcome if few test samples have it."""
     rows = runs[0].roster.rows
     targets = [run.outcomes.targets for run in runs if run.outcomes is not None]
-    return scarce_class(() if rows is None else rows.classes, targets, choice)
+    return scarce_class(rows.classes if rows else (), targets, choice or ClinicalChoice())
 
 
 def scarce_class(
-    classes: Sequence[str], targets: Sequence[Array], choice: ClinicalChoice | None = None
+    classes: Sequence[str], targets: Sequence[Array], choice: ClinicalChoice
 ) -> ClinicalChoice:
-    """The same by the names of the classes and the targets of the test samples."""
-    choice = choice or ClinicalChoice()
-    if choice.positive is None and targets and len(classes) == 2:
-        first = float((np.concatenate(targets) == 0).mean())
-        choice = choice._replace(positive=classes[int(first >= RARE)])
-    return choice
+    """The same by the classes' names and the test samples' targets."""
+    if choice.positive is not None or not targets or len(classes) != 2:
+        return choice
+    return choice._replace(positive=classes[int((np.concatenate(targets) == 0).mean() >= RARE)])
 
 
 def _client_rows(run: Run) -> list[tuple[Answers, JudgedRows]] | None:
