@@ -15,6 +15,7 @@ from ..commands.live import duration
 from ..core import tree
 from ..core.algorithm import round_of
 from ..core.fields import AUTO
+from ..core.metrics import automatic
 from ..core.policies import declared, governed
 from ..data.federation import Dataset, Federation
 from ..data.simulation import Simulation
@@ -203,7 +204,7 @@ def _data_facts(assembly: Assembly, on: Simulation, roster: Roster) -> list[tupl
 def _why(metric: str, dataset: Dataset) -> str:
     """Why the metric "auto" is AUC; empty for others."""
     share, names = prevalence(dataset), dataset.class_names or ("0", "1")
-    if metric != "auc" or share is None:
+    if share is None or metric == automatic(None):
         return ""
     scarce = int(share < 0.5)
     return (
