@@ -169,6 +169,7 @@ def test_site_show_tells_what_was_agreed_and_what_left(done, pair):
     lines = [json.dumps(line), json.dumps({**line, "round": 4}), "{damaged", json.dumps(early)]
     site.sent.write_text("\n".join(lines) + "\n")
     shown = done("site show a")
+    assert "may have a part in this site's" in shown
     assert "eeeeeeeeeeee: fedfomo, 7 rounds, with a, b" in shown
     for name in bad:
         assert f"{name}: cannot be read" in shown

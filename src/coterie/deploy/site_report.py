@@ -42,7 +42,11 @@ def described(site: SiteFolder) -> str:
         "fingerprint of the coordinator's CA, to compare with what the coordinator reads out:",
         f"  {spoken(keys.fingerprint(ca))}",
         f"box key of this site, for [partners] of the other sites: {site.public_part().box}",
-        *_titled("agreed with the coordinator:", agreements(site.experiments)),
+        *_titled(
+            "agreed with the coordinator (models of these sites may have a part in this site's, "
+            "and its models in theirs):",
+            agreements(site.experiments),
+        ),
         *_titled("left this site:", _left_lines(site)),
     ]
     return "\n".join(map(printable, lines))
