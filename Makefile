@@ -9,7 +9,7 @@ demo: $(VENV)/ready      ## compare six methods on a small federation with hidde
 	$(BIN)/coterie compare --out runs/demo
 
 test: $(VENV)/all browser ## the tests
-	$(BIN)/pytest -n 3 -m "not slow and not gpu and not shared"
+	$(BIN)/pytest -n 2 -m "not slow and not gpu and not shared"
 
 # The pages are clicked through in Debian's chromium; without it, and without root, those tests skip.
 browser:
