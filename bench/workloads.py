@@ -108,13 +108,14 @@ class Workload(NamedTuple):
 
     def simulation(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Simulation:
         """The workload's problem and shards."""
-        federation = _federation(self)
-        factory = registry.factory(self.model, federation.dataset, **self.options)
+        data = federation(self)
+        factory = registry.factory(self.model, data.dataset, **self.options)
         recipe = Recipe(lr=0.01, batch=self.batch)
-        return simulate(federation, factory, recipe, device=device, dtype=dtype)
+        return simulate(data, factory, recipe, device=device, dtype=dtype)
 
 
-def _federation(work: Workload) -> Federation:
+def federation(work: Workload) -> Federation:
+    """Synthetic clients of equal sizes."""
     generator = torch.Generator().manual_seed(0)
     holders = work.holders or work.clients
     total = holders * work.samples
