@@ -492,7 +492,7 @@ def test_a_card_says_which_runs_had_alarms_and_which_methods_ended_with_equal_mo
     assert warnings(outcome, study.columns[0]) == expected
     for text in expected:
         assert f"- **Careful:** {text.partition(':')[0]}" in markdown(outcome)
-        assert f"<li>Careful: {text}.</li>" in study_page(outcome)
+        assert f"<li>Careful: {text.partition(':')[0]}: result.</li>" in study_page(outcome)
     assert warnings(StudyOutcome(study, fake(study, values)), study.columns[0]) == []
 
 

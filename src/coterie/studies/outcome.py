@@ -204,11 +204,6 @@ class StudyNumber(NamedTuple):
     bytes_per_client: float
     inside: bool | None  # None if there is nothing to compare
 
-    @property
-    def difference(self) -> float:
-        """Ours minus the printed number; NaN if one of them is missing."""
-        return self.ours.mean - self.printed.mean if self.printed else math.nan
-
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
@@ -271,11 +266,6 @@ class StudyOutcome:
         from .card_text import markdown
 
         return printable_lines(markdown(self))
-
-    def _repr_html_(self) -> str:
-        from .study_page import study_page
-
-        return study_page(self)
 
     def of(self, column: StudyColumn, label: str) -> list[CellRecord]:
         """The records of a method in a column, by seed, relative to the Local of their seed."""

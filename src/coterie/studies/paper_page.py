@@ -19,8 +19,8 @@ from ..views.figure_files import standalone
 from ..views.svg import Scale, figure, tag, ticks
 from .card_file import PAPER, Card
 from .outcome import FAILS, JUDGED, NOT_RUN, PARTIAL, STATES, Interval, Judged, StudyOutcome
-from .records import record_for
-from .reproducing import all_cards, read_published, reproduction
+from .records import read_published, record_for
+from .reproducing import all_cards, reproduction
 
 INDEX, PICTURES = "README.md", "pictures"
 BEGIN, END = "<!-- papers: begin -->", "<!-- papers: end -->"  # around the index on a page

@@ -11,7 +11,6 @@ import numpy as np
 
 from .. import __version__
 from ..core.metrics import METRICS
-from ..core.paired_tests import Gain
 from ..runs.run import LOCAL, Run
 from . import figures, page, words
 from .clinical import ClinicalChoice
@@ -149,13 +148,10 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
         score = words.number(float(found.site_scores(method)[i]), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:
-            gain, shown = _gain(one.gain, found.metric), one.claim
+            of = one.gain
+            gain, shown = words.gain_cell(of.gain, of.low, of.high, found.metric), one.claim
         lines.append((words.label(method), score, gain, shown if method != LOCAL else ""))
     return lines
-
-
-def _gain(gain: Gain, metric: str) -> str:
-    return words.gain_cell(gain.gain, gain.low, gain.high, metric)
 
 
 def _peer_lines(relied: Reliance, i: int, order: list[int]) -> list[tuple[str, ...]]:
