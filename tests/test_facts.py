@@ -23,6 +23,7 @@ from coterie.runs.config.schema import Config, EngineTable, RunTable, TrainTable
 from coterie.training.guard import Guard
 from coterie.views import table, words
 from coterie.views.table import TableColumn
+from synthetic import comparison_of
 
 SOURCE = Path(coterie.__file__).parent
 
@@ -95,7 +96,7 @@ def test_a_text_out_of_a_list_of_names_is_refused():
 
 @pytest.fixture(scope="module")
 def comparison():
-    return coterie.compare(methods=["local", "fedavg"], rounds=1, clients=4, engine="loop")
+    return comparison_of(("local", "fedavg"))
 
 
 def test_a_row_is_all_that_a_new_column_needs(comparison, monkeypatch):

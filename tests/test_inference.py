@@ -53,14 +53,6 @@ def test_sign_flips_are_counted(sums):
     assert sign_flip(sums) == pytest.approx(1.0 if seen == 0 else expected, rel=1e-9)
 
 
-def test_flips_of_losses_are_those_of_a_permutation_test():
-    losses = np.random.default_rng(0).normal(0.3, 1.0, 14)
-    expected = scipy.stats.permutation_test(
-        (losses,), np.mean, permutation_type="samples", n_resamples=2**15
-    ).pvalue
-    assert sign_flip(losses) == pytest.approx(expected, abs=2e-3)
-
-
 def test_many_units_are_flipped_approximately(monkeypatch):
     sums = np.array([1.0, 2, -1, 3, -3, 1, -2] * 60)
     exact = sign_flip(sums)
@@ -173,7 +165,7 @@ def some_outcomes(metric, rng, n=80, better=0.0, classes=2):
     return answers(shown[0], y), answers(shown[1], y)
 
 
-def redrawn(metric, a, b, rng, draws=1200):
+def redrawn(metric, a, b, rng, draws=600):
     """The variance of the gain over draws that keep each class (each: all, of numbers)."""
     groups = [np.arange(len(a.targets))]
     if metric not in NUMBERS:
@@ -205,8 +197,8 @@ def test_the_variance_is_that_of_a_slow_bootstrap(metric):
 @pytest.mark.parametrize("metric", OTHERS)
 def test_without_a_difference_one_is_seldom_claimed(metric):
     rng = np.random.default_rng(3)
-    claims = [client_gain(metric, [some_outcomes(metric, rng, n=60)]).p < 0.05 for _ in range(200)]
-    assert np.mean(claims) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
+    claims = [client_gain(metric, [some_outcomes(metric, rng, n=60)]).p < 0.05 for _ in range(100)]
+    assert np.mean(claims) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 100)
 
 
 @pytest.mark.parametrize("metric", OTHERS)
@@ -291,13 +283,10 @@ def test_a_client_with_one_unit_is_not_judged():
     assert [(one.p, one.judged) for one in found] == [(1.0, False)] * 2
 
 
-def test_one_sample_is_one_unit():
-    assert not of_counts(1, 0, 1).judged
-    assert of_counts(2, 0, 2).judged
-
-
-@pytest.mark.parametrize("rows", [(3, 200), (10, 200), (5, 5), (10, 10), (20, 20, 20)])
-@pytest.mark.parametrize("discordant", [0.1, 0.3])
+@pytest.mark.parametrize(
+    ("rows", "discordant"),
+    [((3, 200), 0.1), ((10, 200), 0.3), ((5, 5), 0.1), ((10, 10), 0.3), ((20, 20, 20), 0.3)],
+)
 def test_few_rows_that_agree_by_chance_are_no_claim_about_the_sites(rows, discordant):
     rng, made = np.random.default_rng(0), {}
     share = [discordant / 2, discordant / 2, 1 - discordant]
@@ -335,7 +324,7 @@ def gains_of(wins, losses, n=100):
 
 def slow_pool(g, v):
     """The posterior by a sum over a fine grid of both deviation and mean."""
-    taus, mus = np.linspace(0.0, 40.0, 2001), np.linspace(-60.0, 60.0, 2401)
+    taus, mus = np.linspace(0.0, 40.0, 501), np.linspace(-60.0, 60.0, 801)
     total = np.zeros(len(g))
     weight = 0.0
     for tau in taus:
