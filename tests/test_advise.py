@@ -43,7 +43,7 @@ def test_the_simplest_kind_is_advised_unless_another_is_better_by_the_margin():
 def test_simpler_kinds_than_the_advised_are_beaten_and_no_other_may_be_better():
     """The law of the answer, on probes of all sorts."""
     rng = np.random.default_rng(0)
-    for _ in range(16):
+    for _ in range(8):
         levels = dict(zip(LEVELS, rng.uniform(76, 86, len(LEVELS)), strict=True))
         found = conclude(probe(samples=int(rng.integers(20, 400)), clients=6, **levels))
         assert {*found.between} <= {*KINDS}
@@ -53,21 +53,6 @@ def test_simpler_kinds_than_the_advised_are_beaten_and_no_other_may_be_better():
                 assert one.gain.low > 0
             if one.simpler == found.kind:
                 assert one.gain.high < found.margin
-
-
-def test_a_kind_is_not_advised_because_another_one_beats_the_simpler():
-    """Averaging is as good as the best, but only personalising is shown to beat staying local."""
-    apart = np.linspace(-1, 1, 10)
-    apart *= 9 / apart.std(ddof=1)  # many rows differ: a gain has a standard error of 0.8
-    scores = {"local": 70 + 0 * apart, "fedavg": 71.4 + apart, "ifca": 60 + 0 * apart}
-    scores |= {"fedavg_ft": 72.6 + apart, "fedamp": 60 + 0 * apart}
-    who = roster(10, 0)
-    runs = [run_of(m, 0, 1, who=who, test=row[None], samples=100) for m, row in scores.items()]
-    found = conclude(Comparison.of(runs))
-    won = {(one.kind, one.simpler) for one in found.contests if one.won}
-    assert ("personalise", "stay local") in won
-    assert ("average", "stay local") not in won
-    assert (found.kind, found.between) == (None, ("stay local", "average"))
 
 
 def test_few_test_samples_cannot_tell():
@@ -101,9 +86,9 @@ CONTRADICTIONS = {
     "data": {"name": "digits", "test": 0.4},
     "partition": {"name": "concept_shift", "clients": 4, "groups": 4},
     "model": {"name": "linear"},
-    "train": {"lr": 0.2, "epochs": 2, "batch": 100},
+    "train": {"lr": 0.2, "batch": 100},
     "engine": {"name": "vmap", "trace": False},
-    "run": {"rounds": 3, "out": "the-comparison-of-this-config"},
+    "run": {"rounds": 2, "out": "the-comparison-of-this-config"},
 }
 
 

@@ -98,14 +98,6 @@ def test_laws_of_tangos_interval(wins, losses, rest):
     assert wide[1] >= high - 1e-9
 
 
-def test_the_interval_covers_what_it_says():
-    rng, win, lose, n = np.random.default_rng(0), 0.09, 0.04, 120
-    drawn = rng.multinomial(n, [win, lose, 1 - win - lose], size=1500)
-    ends = np.array([tango(w, c, n) for w, c, _ in drawn.tolist()])
-    covered = ((ends[:, 0] <= win - lose) & (win - lose <= ends[:, 1])).mean()
-    assert 0.93 < covered < 0.98
-
-
 def test_a_clients_gain_in_accuracy_by_hand():
     found = client_gain("accuracy", [of_cells(70, 12, 2, 16)])
     assert found == of_counts(12, 2, 100)
@@ -240,21 +232,6 @@ def test_nothing_is_claimed_of_an_auc_below_ten_of_a_class():
     assert client_gain("auc", [(answers(good, y), answers(bad, y))]).judged
 
 
-@pytest.mark.parametrize("parts", [200, 10])
-def test_what_is_left_out_leaves_every_class_its_weight(parts, monkeypatch):
-    monkeypatch.setattr(paired_tests, "MOST_PARTS", parts)
-    stratum = np.repeat([0, 1, 2], [5, 30, 1])
-    weights, which = paired_tests._left_out(stratum, np.bincount(stratum))
-    for one, n in enumerate((5, 30, 1)):
-        np.testing.assert_allclose(weights[:, stratum == one].sum(1), n)
-    assert np.bincount(which).tolist() == [5, min(30, parts)]
-    for one, n in enumerate((5, 30)):  # of a mean it is the usual variance
-        values = np.random.default_rng(0).normal(size=n)
-        left = weights[which == one][:, stratum == one] @ values / n
-        found, usual = (len(left) - 1) * left.var(), values.var(ddof=1) / n
-        assert found == pytest.approx(usual, rel=1e-9 if len(left) == n else 0.5)
-
-
 def test_a_class_whose_samples_agree_is_not_certain():
     y = np.repeat([0, 1], [4, 40])
     ours, theirs = y.copy(), np.where(np.arange(44) < 4, 1, y)  # all four of a class are won
@@ -353,14 +330,6 @@ def test_sites_that_cannot_differ_have_the_mean_of_all():
     low, high = same.interval()
     np.testing.assert_allclose(low, mean - 1.95996 * deviation, atol=1e-3)
     np.testing.assert_allclose(high, mean + 1.95996 * deviation, atol=1e-3)
-
-
-def test_pooled_intervals_cover_sites_like_their_neighbours():
-    rng, v = np.random.default_rng(0), np.full((600, 8), 9.0)
-    truth = 3.0 + 2.0 * rng.standard_normal((600, 8))
-    low, high = pool(truth + 3.0 * rng.standard_normal((600, 8)), v).interval()
-    assert 0.93 < ((low <= truth) & (truth <= high)).mean() < 0.99
-    assert (high - low).mean() < 0.8 * 2 * 1.96 * 3.0
 
 
 def test_a_site_is_told_by_its_own_test_or_with_the_others():

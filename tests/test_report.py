@@ -63,14 +63,6 @@ def test_a_run_that_equals_another_is_loud():
     assert codes(history_of("fedavg", local), local=references["local"]) == ["equals_local"]
 
 
-def test_one_other_loss_in_one_round_is_enough_to_differ():
-    local = history_of("local", np.full((3, 4), 100.0))
-    other = history_of("fedfomo", np.full((3, 4), 100.0))
-    assert same_run(other, local)
-    other.test_loss[1, 2] += 1e-3
-    assert codes(other, local=local) == []
-
-
 def test_only_rounds_that_both_evaluated_are_compared():
     test = scores("local", 0, 4)
     often, rarely = history_of("local", test), Log("fedfomo", 0, "accuracy", roster())
@@ -122,16 +114,6 @@ def test_noise_and_learning_do_not_swing():
     assert codes(history_of("term", curve)) == []
     slow = 50 + 20 * np.sin(np.arange(20) / 2)[:, None] * np.ones(CLIENTS)
     assert codes(history_of("term", slow)) == []
-
-
-def test_a_swing_is_looked_for_only_where_it_can_be_seen():
-    test, log = swinging(10, 40), {}
-    for gap in (2, 3):
-        log[gap] = Log("term", 0, "accuracy", roster())
-        for index in range(gap - 1, 40, gap):
-            log[gap].append(record(index, test[index]))
-    assert codes(log[2].run()) == []  # every second round shows one side
-    assert codes(log[3].run()) == ["two_cycle"]
 
 
 def taught(*pairs):

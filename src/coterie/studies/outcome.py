@@ -267,18 +267,24 @@ class StudyOutcome:
 
         return printable_lines(markdown(self))
 
+    @cached_property
+    def _found(self) -> dict[tuple[str, str], list[CellRecord]]:
+        """The records by column and method."""
+        found: dict[tuple[str, str], list[CellRecord]] = {}
+        for column in self.study.columns:
+            for seed in column.config.seeds:
+                cells = {m.label: StudyCell(column, m, seed) for m in column.config.methods()}
+                local = record_for(cells[LOCAL], self.records)
+                for label, cell in cells.items():
+                    record = local if label == LOCAL else record_for(cell, self.records)
+                    if record is not None:
+                        record = record if local is None else record.relative(local)
+                        found.setdefault((column.name, label), []).append(record)
+        return found
+
     def of(self, column: StudyColumn, label: str) -> list[CellRecord]:
         """The records of a method in a column, by seed, relative to the Local of their seed."""
-        methods = {method.label: method for method in column.config.methods()}
-        if label not in methods:
-            return []
-        found = []
-        for seed in column.config.seeds:
-            record = record_for(StudyCell(column, methods[label], seed), self.records)
-            local = record_for(StudyCell(column, methods[LOCAL], seed), self.records)
-            if record is not None:
-                found.append(record if local is None else record.relative(local))
-        return found
+        return self._found.get((column.name, label), [])
 
     def values(
         self, column: StudyColumn, label: str, number: str | None = None

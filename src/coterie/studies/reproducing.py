@@ -50,11 +50,11 @@ def all_cards() -> tuple[dict[str, Card], list[ConfigError]]:
     return found, wrong
 
 
-def runnable(scale: str) -> list[str]:
-    """The files of all cards that can be run at a scale; those with an error there are left out."""
+def runnable(scale: str) -> list[Card]:
+    """All cards that can be run at a scale; those with an error there are left out."""
     cards, _ = all_cards()
     here = [card for card in cards.values() if card.about.waits is None and scale in card.names]
-    return [str(card.path) for card in here if _has_study(card, scale)]
+    return [card for card in here if _has_study(card, scale)]
 
 
 def _has_study(card: Card, scale: str) -> bool:
@@ -79,12 +79,6 @@ def card_of(name: str) -> Card:
     """A card by its id, or by the path of its file."""
     if name.endswith(".toml"):
         return read_card(Path(name))
-    paper, _, item = name.lower().partition("-")
-    path = cards_folder() / paper / f"{item}.toml"
-    if path in _card_paths():
-        card = read_card(path)
-        if card.about.id.lower() == name.lower():
-            return card
     cards, wrong = all_cards()
     found = {card_id.lower(): card for card_id, card in cards.items()}.get(name.lower())
     if found is None:
@@ -94,7 +88,7 @@ def card_of(name: str) -> Card:
 
 
 def reproduction(
-    name: str,
+    name: str | Card,
     scale: str = PAPER,
     *,
     out: str | Path | None = None,
@@ -106,7 +100,7 @@ def reproduction(
     code: Given = None,
 ) -> StudyWork:
     """What reproduces a card at one scale; nothing is run yet."""
-    card, allowed = card_of(name), Code.of(code, installed=True)
+    card, allowed = name if isinstance(name, Card) else card_of(name), Code.of(code, installed=True)
     whole = card.study(scale, code=allowed)
     changed = card.study(scale, changes, allowed) if changes else whole
     about = card.about

@@ -118,7 +118,7 @@ COLUMNS = (
     TableColumn(
         "in group",
         "share of the weight on other clients, over all rounds, inside the true group",
-        lambda row, _: words.share(row.in_group_weight),
+        lambda row, _: words.part(row.in_group_weight.mean),
         shown=lambda on: any(run.roster.groups is not None for run in on.runs),
     ),
     TableColumn(
@@ -357,7 +357,7 @@ def run_facts(result: "Run") -> list[tuple[str, str]]:
         ("each client's best round", text(found["best_of_rounds"])),
         ("bytes per client", words.size(traffic)),
         ("own models", _seen(result)),
-        ("weight in group", words.NONE if inside is None else f"{100 * inside:.0f} %"),
+        ("weight in group", words.part(inside)),
         ("seconds", f"{found['seconds']:.1f}"),
         ("digest", str(found["digest"])[:16]),
         ("folder", str(result.path or words.NONE)),

@@ -142,19 +142,14 @@ def size(value: float) -> str:
 
 
 def part(value: float | None) -> str:
-    """A part of a whole as a percentage; a dash if it is not known.
+    """A part of a whole as a percentage; a dash if it is not known (None or NaN).
 
     >>> part(0.4), part(1e-6), part(0), part(None)
     ('40 %', '< 1 %', '0 %', '—')
     """
-    if value is None:
+    if value is None or math.isnan(value):
         return NONE
     return "< 1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"
-
-
-def share(value: OverSeeds) -> str:
-    """A share as a percentage; a dash if it is NaN."""
-    return NONE if math.isnan(value.mean) else f"{100 * value.mean:.0f} %"
 
 
 def count(value: OverSeeds) -> str:
