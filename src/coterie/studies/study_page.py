@@ -207,7 +207,6 @@ def study_page(outcome: StudyOutcome, command: str = "coterie") -> str:
         "rejected": (),
         "command": command,
         "study": study,
-        "state": outcome.state,
         "figures": study_figures(outcome),
         "table": table,
         "rows": [[_bold(cell) for cell in row] for row in table.rows],

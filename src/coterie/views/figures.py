@@ -68,7 +68,7 @@ def site_curves(runs: Mapping[str, Sequence[Run]], i: int) -> Markup:
     return method_curves(drawn, next(iter(runs.values()))[0].metric, "")
 
 
-class Frame(NamedTuple):
+class CurveFrame(NamedTuple):
     """The scales of a figure of curves, and its axes as drawn."""
 
     x: Scale
@@ -94,7 +94,7 @@ def _frame(
     metric: str,
     size: tuple[float, float],
     axis: Axis | None = None,
-) -> Frame:
+) -> CurveFrame:
     """The frame of curves with these scores, from the first place to the last one."""
     (first, last), (right, height), left = ends, size, 38.0
     grid = ticks(*_extent(arrays))
@@ -103,7 +103,7 @@ def _frame(
     unit = words.unit(metric).strip()
     texts = {value: f"{value:g}{unit if value == grid[-1] else ''}" for value in grid}
     marks = (axis or _round_axis)(first, last, x, height - CURVE_BOTTOM)
-    return Frame(x, y, [*_levels(texts, y, left, right), *marks], y(grid[0]))
+    return CurveFrame(x, y, [*_levels(texts, y, left, right), *marks], y(grid[0]))
 
 
 def method_curves(

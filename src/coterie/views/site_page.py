@@ -17,7 +17,7 @@ from .clinical import ClinicalChoice
 from .clinical_page import clinical_view
 from .comparison import Comparison
 from .judgement import models_of
-from .reliance import MOST_CLIENTS, on_others, reliance
+from .reliance import MOST_CLIENTS, Reliance, on_others, reliance
 from .verdict import site_answer
 
 
@@ -45,15 +45,7 @@ def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None 
             "curves": figures.site_curves(_by_method(runs), i),
             "metric": METRICS[runs[0].metric].title,
             "lines": _method_lines(found, i),
-            "peers": [
-                (
-                    called[j],
-                    words.part(relied.share[i, j]),
-                    "yes" if relied.clear[i, j] else "not shown",
-                )
-                for j in order
-                if relied is not None
-            ],
+            "peers": [] if relied is None else _peer_lines(relied, i, order),
             "seldom": "" if relied is None else relied.seldom(i),
             "by": words.NONE if chosen is None else words.label(chosen[0].method),
             "own": True,
@@ -160,3 +152,9 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
             gain, shown = words.gain_cell(of.gain, of.low, of.high, found.metric), one.claim
         lines.append((words.label(method), score, gain, shown if method != LOCAL else ""))
     return lines
+
+
+def _peer_lines(relied: Reliance, i: int, order: list[int]) -> list[tuple[str, ...]]:
+    shown = {True: "yes", False: "not shown"}
+    parts = ((words.part(relied.share[i, j]), shown[bool(relied.clear[i, j])]) for j in order)
+    return [(f"peer {k}", *part) for k, part in enumerate(parts, start=1)]

@@ -169,7 +169,11 @@ def chance(p: float) -> str:
 
 
 def listing(names: list[str], most: int = 3) -> str:
-    """A list of names for use in a sentence: ``a, b and c`` or ``a, b, c and 4 others``."""
+    """A list of names for use in a sentence.
+
+    >>> listing(["a"]), listing(list("abcd")), listing(list("abcdef"))
+    ('a', 'a, b, c and d', 'a, b, c and 3 others')
+    """
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
