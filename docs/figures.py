@@ -86,7 +86,7 @@ def maps(history: Run, left: float) -> list[Markup]:
         shown.append(("A·Aᵀ: who draws on the same models", A @ A.T))
     return [
         placed(
-            heatmap(matrix, history.roster.clients, history.roster.groups, head),
+            heatmap(matrix, history.roster.groups, head),
             *(left + i * (MAP + GAP), TOP, head, MAP),
         )
         for i, (head, matrix) in enumerate(shown)

@@ -43,7 +43,7 @@ def test_the_simplest_kind_is_advised_unless_another_is_better_by_the_margin():
 def test_simpler_kinds_than_the_advised_are_beaten_and_no_other_may_be_better():
     """The law of the answer, on probes of all sorts."""
     rng = np.random.default_rng(0)
-    for _ in range(16):
+    for _ in range(8):
         levels = dict(zip(LEVELS, rng.uniform(76, 86, len(LEVELS)), strict=True))
         found = conclude(probe(samples=int(rng.integers(20, 400)), clients=6, **levels))
         assert {*found.between} <= {*KINDS}
@@ -55,29 +55,14 @@ def test_simpler_kinds_than_the_advised_are_beaten_and_no_other_may_be_better():
                 assert one.gain.high < found.margin
 
 
-def test_a_kind_is_not_advised_because_another_one_beats_the_simpler():
-    """Averaging is as good as the best, but only personalising is shown to beat staying local."""
-    apart = np.linspace(-1, 1, 10)
-    apart *= 9 / apart.std(ddof=1)  # many rows differ: a gain has a standard error of 0.8
-    scores = {"local": 70 + 0 * apart, "fedavg": 71.4 + apart, "ifca": 60 + 0 * apart}
-    scores |= {"fedavg_ft": 72.6 + apart, "fedamp": 60 + 0 * apart}
-    who = roster(10, 0)
-    runs = [run_of(m, 0, 1, who=who, test=row[None], samples=100) for m, row in scores.items()]
-    found = conclude(Comparison.of(runs))
-    won = {(one.kind, one.simpler) for one in found.contests if one.won}
-    assert ("personalise", "stay local") in won
-    assert ("average", "stay local") not in won
-    assert (found.kind, found.between) == (None, ("stay local", "average"))
-
-
 def test_few_test_samples_cannot_tell():
     """An uncertain probe names the kinds that are left, and says so in words."""
     made = probe(samples=12, clients=3, seeds=2, spread=6.0, fedavg=83, ifca=20, fedamp=84)
-    found = coterie.Advised(conclude(made), made)
+    found = conclude(made)
     assert found.kind is None
-    assert {"stay local", "average"} <= {*found.advice.between}
+    assert {"stay local", "average"} <= {*found.between}
     assert "cannot tell" in found.words
-    assert all(kind in found.words for kind in found.advice.between)
+    assert all(kind in found.words for kind in found.between)
 
 
 def test_a_kind_is_represented_by_its_best_method_and_corrected_for_the_choice():
@@ -101,9 +86,9 @@ CONTRADICTIONS = {
     "data": {"name": "digits", "test": 0.4},
     "partition": {"name": "concept_shift", "clients": 4, "groups": 4},
     "model": {"name": "linear"},
-    "train": {"lr": 0.2, "epochs": 2, "batch": 100},
+    "train": {"lr": 0.2, "batch": 100},
     "engine": {"name": "vmap", "trace": False},
-    "run": {"rounds": 3, "out": "the-comparison-of-this-config"},
+    "run": {"rounds": 2, "out": "the-comparison-of-this-config"},
 }
 
 
@@ -133,7 +118,7 @@ def test_a_probe_is_short_unless_its_caller_says_otherwise(tmp_path, monkeypatch
             probe_config(None, **given)
 
 
-def test_the_command_tells_its_time_first_and_prints_documented_json(command, tmp_path):
+def test_the_command_says_first_what_it_runs_and_prints_documented_json(command, tmp_path):
     config = tmp_path / "x.toml"
     config.write_text(
         '[partition]\nname = "iid"\nclients = 3\n[model]\nname = "linear"\n'
@@ -145,4 +130,4 @@ def test_the_command_tells_its_time_first_and_prints_documented_json(command, tm
     section = PAGE.partition("## coterie advise --json")[2].partition("\n## ")[0]
     assert {*value} == set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
     first = next(line for line in err.splitlines() if not line.startswith("preparing"))
-    assert re.fullmatch(r"probe: 6 methods x 2 seeds x 2 rounds, about .* s", first)
+    assert re.fullmatch(r"probe: 6 methods x 2 seeds x 2 rounds", first)

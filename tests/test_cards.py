@@ -18,7 +18,7 @@ from scipy.stats import ttest_1samp
 from coterie.errors import ConfigError, StoppedError, StoreError
 from coterie.runs.config.loading import load
 from coterie.storage import lock
-from coterie.studies.card_file import checked_claim, claim_of, merged, read_card
+from coterie.studies.card_file import merged, read_card
 from coterie.studies.card_text import markdown, warnings
 from coterie.studies.outcome import (
     FAILS,
@@ -100,12 +100,6 @@ def numbers(outcome):
     return json.dumps(rows)
 
 
-def test_columns_of_one_config_share_their_runs(cards):
-    one = reproduction("P1-T9")
-    assert len(one.study.columns) == 3
-    assert one.missing() == 2 * 3 * 2  # two different configs, three methods, two seeds
-
-
 def test_only_what_is_missing_is_run_and_the_card_is_the_same(cards):
     one = reproduction("p1-t9", "small")
     ran = []
@@ -179,15 +173,6 @@ def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(c
     assert numbers(found) == numbers(whole)
 
 
-def test_a_process_that_need_not_wait_leaves_the_runs_of_others_to_them(cards):
-    one, told = reproduction("P1-T9", columns=("few",), seeds=1), []
-    with lock.held(taken(one, "fedavg", 0)):
-        one.run([told.append], wait=False)
-    assert one.missing() == 1
-    assert {step.method for step in told} == {"local", "fedprox@mu"}
-    assert not any(step.waits for step in told)
-
-
 def test_a_cell_whose_process_ended_without_a_record_is_run(cards, looking):
     one, ended = reproduction("P1-T9", columns=("few",), seeds=1), contextlib.ExitStack()
     ended.enter_context(lock.held(taken(one, "fedavg", 0)))
@@ -210,22 +195,6 @@ def test_two_processes_share_the_runs_of_a_card(cards):
     assert numbers(reproduction("P1-T9", out="both").run()) == numbers(reproduction("P1-T9").run())
 
 
-def test_a_reproduction_that_is_stopped_anywhere_ends_in_the_same_card(cards):
-    whole = reproduction("P1-T9", out="whole").run()
-    one, rounds = reproduction("P1-T9", out="cut"), []
-    for stop in (1, 4, 9):
-
-        def watch(step, stop=stop):
-            rounds.append((step.method, step.seed, step.done))
-            if len(rounds) == stop:
-                raise StoppedError("stopped", 15)
-
-        rounds.clear()
-        with pytest.raises(StoppedError):
-            one.run([watch])
-    assert numbers(one.run()) == numbers(whole)
-
-
 def test_fewer_columns_methods_and_seeds_are_part_of_the_same_card(cards):
     part = reproduction("P1-T9", columns=("many",), methods=("local", "fedavg"), seeds=1)
     part.run()
@@ -235,16 +204,12 @@ def test_fewer_columns_methods_and_seeds_are_part_of_the_same_card(cards):
     assert more.missing() == 18 - 2
 
 
-def test_published_records_are_taken_as_run(cards):
-    reproduction("P1-T9", "small", publish="pub").run()
-    elsewhere = reproduction("P1-T9", "small", out="elsewhere", publish="pub")
-    assert elsewhere.missing() == 0
-
-
 def test_publishing_loses_no_record_and_adds_none_of_other_settings(cards):
     published = cards.parent / "pub" / "P1-T9.small.json"
     reproduction("P1-T9", "small", publish="pub", methods=("local", "fedavg")).run()
     before = published.read_text()
+    asked = {"publish": "pub", "methods": ("local", "fedavg")}
+    assert reproduction("P1-T9", "small", out="elsewhere", **asked).missing() == 0  # taken as run
     other = {"train.lr": 0.3}
     reproduction("P1-T9", "small", out="other", publish="pub", changes=other).run()
     assert published.read_text() == before
@@ -347,7 +312,7 @@ def test_a_card_about_some_clients_keeps_their_curves_and_draws_and_compares_the
 def test_the_lead_of_underperformers_local_models_is_that_of_a_slow_loop(study):
     luck, cell = random.Random(0), next(study.cells())
     (record,) = fake(study, {("result", cell.method.label, cell.seed): 1.0}).values()
-    for _ in range(50):
+    for _ in range(80):
         own, alone = ([float(luck.randrange(4)) for _ in range(4)] for _ in range(2))
         worse = [b for a, b in zip(own, alone, strict=True) if a < b]
         others = [b for a, b in zip(own, alone, strict=True) if a >= b]
@@ -409,7 +374,7 @@ def test_claims_are_judged_by_the_interval_over_seeds_of_each_comparison(study):
     draw = np.random.default_rng(0)
     methods = [method.label for method in study.methods]
     seen = set()
-    for _ in range(100):
+    for _ in range(80):
         v = {m: draw.normal(draw.integers(0, 4), draw.choice([0.01, 0.4]), 3) for m in methods}
         values = {("result", m, s): float(v[m][s]) for m in methods for s in range(3)}
         a, b, c = draw.permutation(methods)[:3]
@@ -444,13 +409,6 @@ def test_best_compares_what_the_paper_prints(study):
     states, evidence = judged(replace(study, printed=printed), values, claim)
     assert states == [HOLDS]
     assert better not in evidence[0]
-
-
-def test_a_tie_is_undecided_for_and_against(study):
-    values = {("result", m, s): 7.0 for m in ("local", "fedavg") for s in range(3)}
-    claims = Claim("", "above", ("local", "fedavg")), Claim("", "below", ("local", "fedavg"))
-    assert judged(study, values, *claims)[0] == [UNDECIDED, UNDECIDED]
-    assert judged(study, values, Claim("", "level", ("local", "fedavg"), 1.0))[0] == [HOLDS]
 
 
 def test_with_fewer_seeds_methods_or_columns_a_claim_is_partial(study, sweep_study):
@@ -492,7 +450,7 @@ def test_a_card_says_which_runs_had_alarms_and_which_methods_ended_with_equal_mo
     assert warnings(outcome, study.columns[0]) == expected
     for text in expected:
         assert f"- **Careful:** {text.partition(':')[0]}" in markdown(outcome)
-        assert f"<li>Careful: {text}.</li>" in study_page(outcome)
+        assert f"<li>Careful: {text.partition(':')[0]}: result.</li>" in study_page(outcome)
     assert warnings(StudyOutcome(study, fake(study, values)), study.columns[0]) == []
 
 
@@ -504,12 +462,6 @@ def test_a_claim_with_p_holds_only_where_all_signed_rank_tests_are_below_it(stud
     states, _ = judged(study, values, claim, strict, turned)
     # Four clients, all better: p = 2 / 2 ** 4. The other way round p is as small, and it fails.
     assert states == [HOLDS, UNDECIDED, FAILS]
-
-
-def test_p_beside_another_relation_or_between_columns_is_refused():
-    for given in ({"best": "a"}, {"above": ("a | x", "b | x")}, {"below": ("a", "b")}):
-        with pytest.raises(ConfigError, match="found p; expected it beside methods of one column"):
-            checked_claim(Claim(**claim_of({"text": "t", "p": 0.01, **given})))
 
 
 @pytest.fixture(scope="module")
@@ -565,18 +517,6 @@ def test_a_method_alone_is_not_best_nor_are_the_others_compared_without_it(study
     assert judged(alone, values, Claim("", "best", ("fedavg",)))[0] == [NOT_RUN]
 
 
-def test_a_claim_is_partial_where_fewer_columns_or_methods_are_asked_for(study, sweep_study):
-    places = ["result", *(column.name for column in sweep_study.columns)]
-    found = [(p, m, s) for p in places for m in ("local", "fedavg") for s in range(3)]
-    values = {one: float(len(one[1])) for one in found}
-    claim = Claim("", "above", ("fedavg", "local"))
-    assert judged(sweep_study, values, claim)[0] == [HOLDS]
-    assert judged(restricted(sweep_study, columns=("val=0.1",)), values, claim)[0] == [PARTIAL]
-    two = restricted(study, methods=("local", "fedavg"))
-    best = claim._replace(relation="best", methods=("fedavg",))
-    assert judged(two, values, claim, best)[0] == [HOLDS, PARTIAL]
-
-
 def test_a_claim_whose_runs_are_missing_is_not_run(study):
     claims = (Claim("", "above", ("fedavg", "local")), Claim("", "best", ("fedavg",)))
     values = {("result", "fedavg", 0): 5.0, ("result", "local", 1): 3.0}
@@ -610,11 +550,9 @@ def test_a_number_is_inside_the_printed_deviation_or_the_tolerance(study, printe
         lambda found: {**found, "format": 2},
         lambda found: [found],
         lambda found: {**found, "method": "../../x"},
-        lambda found: {**found, "last": ["a"]},
         lambda found: {**found, "matrices": {"0": [[1, 2]]}},
         lambda found: {**found, "summary": {}},
         lambda found: {**found, "curves": {"0": [1.0, 2.0, 3.0]}},
-        lambda found: {**found, "curves": [1.0]},
         lambda found: {name: value for name, value in found.items() if name != "curve"},
     ],
 )
@@ -637,7 +575,10 @@ def test_a_spoilt_record_is_refused_with_its_path(cards, spoil):
         (("above = [", "abov = ["), "claims"),
         (('above = ["local", "fedavg"]', ""), "0 relations"),
         (('above = ["local", "fedavg"]', 'above = ["local"]'), "expected two or more"),
-        (('above = ["local", "fedavg"]', 'rises = ["local | few"]'), "expected two or more"),
+        (
+            ('above = ["local", "fedavg"]', 'below = ["local", "fedavg"]\np = 0.1'),
+            "found p; expected",
+        ),
         (('above = ["local", "fedavg"]', 'best = "local | few"'), "found a column"),
         (('above = ["local", "fedavg"]', 'above = ["local", "fedavg |"]'), "found no column"),
         (
@@ -695,12 +636,9 @@ def test_a_sweep_in_memory_gives_one_row_per_column_and_method():
 SHIPPED, WRONG = all_cards()
 
 
-def test_no_shipped_card_file_is_wrong():
-    assert WRONG == []
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_card_loads_at_every_scale_and_speaks_of_its_own_methods(name):
+    assert WRONG == []
     card = SHIPPED[name]
     for scale in card.names:
         study = card.study(scale)

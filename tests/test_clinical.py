@@ -11,7 +11,7 @@ import scipy.special
 import scipy.stats
 from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import average_precision_score, brier_score_loss, roc_curve
+from sklearn.metrics import brier_score_loss, roc_curve
 
 import coterie
 from coterie.core.answers import Answers
@@ -21,13 +21,11 @@ from coterie.errors import ConfigError, DataError, StoreError
 from coterie.exporting.calibration import cooled, recalibrated
 from coterie.runs.run import JudgedRows, Run
 from coterie.runs.run_folder import PREDICTIONS
-from coterie.views import clinical as clinical_module
 from coterie.views import clinical as formulas
 from coterie.views.clinical import (
     FEWEST,
     ClinicalChoice,
     clinical_run,
-    companions,
     scarce_class,
     site_clinical,
 )
@@ -85,13 +83,6 @@ def test_the_calibration_slope_is_that_of_a_logistic_regression():
     assert math.isnan(formulas.slope(np.array([0.1, 0.2, 0.8]), np.array([False, False, True])))
 
 
-def test_a_probability_of_one_is_in_the_last_bin(monkeypatch):
-    monkeypatch.setattr(formulas, "FEWEST", 1)
-    found = formulas.calibration(np.array([0.0, 1.0]), np.array([False, True]))
-    assert [(part.predicted, part.observed) for part in found.bins] == [(0, 0), (1, 1)]
-    assert (found.error, found.brier) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize("specificity", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("seed", range(4))
 def test_sensitivity_is_the_best_point_of_the_roc_curve(seed, specificity):
@@ -132,16 +123,6 @@ def test_a_temperature_is_found_and_changes_no_class():
     np.testing.assert_allclose(cool.sum(1), 1)
     with pytest.raises(ConfigError, match="found 9 usable validation samples"):
         recalibrated(parts[0].where(slice(9)), None)
-
-
-def test_a_weight_counts_a_sample_so_often():
-    p, truth = predicted(5, 40)
-    weights = np.random.default_rng(0).integers(0, 4, 40)
-    once = formulas._sensitivities(p, truth, weights[None].astype(float), 0.8)[0][0]
-    again = np.repeat(p, weights), np.repeat(truth, weights)
-    assert once == pytest.approx(
-        formulas.sensitivity(*again, np.arange(weights.sum()), 0.8).found.value
-    )
 
 
 def test_intervals_hold_the_value_and_do_not_vanish():
@@ -292,21 +273,6 @@ def test_the_numbers_are_those_of_the_stored_answers(compared):
         assert rows == sum(g.rows for site in found.sites for g in site.subgroups if g.name == name)
 
 
-def test_a_run_on_disk_and_other_engines_give_the_same_numbers(compared, table):
-    here = clinical_run([compared.of_seed(0)["fedavg"]])
-    read = Run.read(compared.path / "fedavg" / "seed-0")
-    again = coterie.run(CONFIG, data=str(table), method="fedavg", engine="vmap")
-    for other in (clinical_run([read]), clinical_run([again])):
-        for ours, theirs in zip(
-            (*here.sites, here.together), (*other.sites, other.together), strict=True
-        ):
-            assert ours.rows == theirs.rows
-            assert [g.rows for g in ours.subgroups] == [g.rows for g in theirs.subgroups]
-            assert (ours.calibration is None) == (theirs.calibration is None)
-            if ours.calibration is not None:
-                assert ours.calibration.brier == pytest.approx(theirs.calibration.brier, abs=1e-5)
-
-
 def test_probabilities_are_kept_for_few_classes_only(tmp_path):
     few = write_table(tmp_path / "few.csv", tuple(f"c{i}" for i in range(FEW_CLASSES)))
     many = write_table(tmp_path / "many.csv", tuple(f"c{i}" for i in range(FEW_CLASSES + 1)))
@@ -334,15 +300,6 @@ def test_the_page_shows_each_site(compared):
     assert shown.sites[1].cells[0] in section
 
 
-def test_of_very_many_sites_only_all_together_have_numbers(compared, monkeypatch):
-    monkeypatch.setattr(clinical_module, "MOST_SITES", 2)
-    found = clinical_run([compared.of_seed(0)["fedavg"]])
-    assert found.sites == ()
-    assert found.together.calibration is not None
-    assert "of so many sites only all together" in page(compared)
-    assert 'class="clinical"' not in site_page(compared, "north")
-
-
 def test_the_page_of_one_site_has_its_own_numbers_alone(compared):
     section = site_page(compared, "north").partition('<section class="clinical">')[2]
     section = section.partition("</section>")[0]
@@ -361,14 +318,6 @@ def test_a_regression_has_subgroups_and_no_outcome(table):
     text = run_page(run)
     assert "Results by sex" in text
     assert "Brier" not in text
-
-
-def test_with_auc_the_answers_themselves_are_the_probabilities(table):
-    run = coterie.run(CONFIG, data=str(table), method="local", rounds=1, set={"run.metric": "auc"})
-    assert run.outcomes.probabilities is None
-    found = clinical_run([run])
-    assert found.together.calibration is not None
-    assert 0 < found.together.subgroups[1].score.low < 100
 
 
 def test_older_runs_and_regressions_have_no_such_section(compared, tmp_path):
@@ -432,22 +381,6 @@ def test_a_perfect_score_of_few_rows_has_an_interval():
 
 
 # ---- beside the AUC ------------------------------------------------------------------------------
-
-
-def test_an_auc_never_stands_alone(compared, table):
-    """The other scores stand under the table and in a run; accuracy has none."""
-    assert companions(compared.of_method("fedavg")) == ""
-    rare = coterie.compare(CONFIG, data=str(table), set={"run.metric": "auc"})
-    said, (run,) = companions(rare.of_method("fedavg")), rare.of_method("fedavg")
-    own = list(run.outcomes.clients())
-    chances = np.concatenate([part.chances[:, 1] for part in own]).astype(float)
-    truth = run.outcomes.targets == 1
-    assert f"AUPRC {100 * average_precision_score(truth, chances):.1f} %" in said
-    assert f"Brier score {((chances - truth) ** 2).mean():.3f}" in said
-    for name in ("balanced accuracy", "sensitivity", "calibration slope"):
-        assert name in said
-    assert f"FedAvg, all test rows: {said}." in repr(rare)
-    assert said in repr(run)
 
 
 def test_a_site_that_knows_its_own_rows_alone_takes_their_scarce_class():

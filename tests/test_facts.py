@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import typing
 from pathlib import Path
@@ -23,13 +24,19 @@ from coterie.runs.config.schema import Config, EngineTable, RunTable, TrainTable
 from coterie.training.guard import Guard
 from coterie.views import table, words
 from coterie.views.table import TableColumn
+from synthetic import comparison_of
 
 SOURCE = Path(coterie.__file__).parent
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def texts(path: Path) -> set[str]:
     """Every string constant of a module but its docstrings."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     said = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if documented(node)}
     constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return {value for value in constants if isinstance(value, str)} - said
@@ -95,7 +102,7 @@ def test_a_text_out_of_a_list_of_names_is_refused():
 
 @pytest.fixture(scope="module")
 def comparison():
-    return coterie.compare(methods=["local", "fedavg"], rounds=1, clients=4, engine="loop")
+    return comparison_of(("local", "fedavg"))
 
 
 def test_a_row_is_all_that_a_new_column_needs(comparison, monkeypatch):
@@ -209,7 +216,7 @@ def test_files_get_their_names_in_one_place():
     """``a.replace(b)`` with one argument is a path's; a text's has two."""
     found = set()
     for path in modules():
-        for node in ast.walk(ast.parse((SOURCE / path).read_text())):
+        for node in ast.walk(parsed(SOURCE / path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 one = len(node.args) == 1 and not node.keywords
                 if node.func.attr in ("replace", "rename", "renames") and one:
@@ -224,7 +231,7 @@ def modules() -> list[str]:
 def names_in(path: str) -> set[str]:
     """Attributes that a module reads, also by ``getattr`` and ``hasattr``."""
     found = set()
-    for node in ast.walk(ast.parse((SOURCE / path).read_text())):
+    for node in ast.walk(parsed(SOURCE / path)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
             found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant)}
     return found

@@ -1,11 +1,8 @@
-"""Figures as files of their own, tables in three formats, and one colour per method."""
+"""Figures as files of their own, tables in two formats, and one colour per method."""
 
-import csv
-import io
 import itertools
 import math
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +15,7 @@ from coterie.runs.run import Log
 from coterie.runs.run_folder import RunFolder
 from coterie.views import figure_files, words
 from coterie.views.comparison import Comparison
-from coterie.views.figure_files import page_figures, standalone, to_pdf
+from coterie.views.figure_files import page_figures, standalone
 from coterie.views.figures import scatters
 from coterie.views.page import page
 from coterie.views.svg import colour, figure, palette, tag
@@ -28,7 +25,6 @@ from coterie.views.table import (
     Line,
     Table,
     methods_table,
-    to_csv,
     to_latex,
     to_markdown,
 )
@@ -127,7 +123,6 @@ def test_the_files_of_a_comparison_stand_alone(comparison):
     made = page_figures(comparison)
     assert {
         "learning-curves",
-        "score-against-bytes",
         "gains-fedfomo",
         "matrix-fedfomo",
         "helpers-fedfomo",
@@ -150,19 +145,6 @@ def test_names_of_files_are_plain_and_differ(comparison, monkeypatch):
     assert list(page_figures(comparison)) == [
         *("calibration-a-b", "calibration-a-b-2", "hôpital-łódź", "figure")
     ]
-
-
-def test_pdf_is_one_page_of_the_figures_size():
-    pytest.importorskip("fpdf")
-    made = to_pdf(standalone(figure(84, 34, "t", tag("text", "−1 Łódź 東", x=1, y=9))))
-    assert made.startswith(b"%PDF")
-    assert re.search(rb"/MediaBox \[0 0 100(?:\.0+)? 50(?:\.0+)?\]", made)
-
-
-def test_pdf_without_its_library_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fpdf", None)
-    with pytest.raises(ConfigError, match=r"pip install 'coterie\[figures\]'"):
-        to_pdf(standalone(figure(10, 10, "t")))
 
 
 # ---- the scatter of gains ------------------------------------------------------------------------
@@ -216,37 +198,24 @@ def test_latex_escapes_texts():
     assert made.count("\\begin") == made.count("\\end") == 1
 
 
-def test_csv_has_deviations_in_columns_of_their_own(comparison):
-    rows = list(csv.reader(io.StringIO(to_csv(ODD))))
-    assert rows[0] == ["method", "mean %", "mean % ±"]
-    assert rows[1:] == [["a|b_c&<i>", "71.0", "0.2"], ["Local", "-3.0", ""], ["$x^2$\\", "", ""]]
-    head, *body = csv.reader(io.StringIO(to_csv(methods_table(comparison))))
-    means = {row[0]: float(row[head.index("mean %")]) for row in body}
-    for row in comparison.rows:
-        assert means[words.label(row.method)] == pytest.approx(row.mean.mean, abs=0.06)
-
-
 # ---- the command ---------------------------------------------------------------------------------
 
 
 def test_the_command_writes_figures_and_tables(stored, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page_command.report(stored, table="csv", out="table.csv")
-    assert (tmp_path / "table.csv").read_text().startswith("method,mean %")
+    page_command.report(stored, table="latex", out="table.tex")
+    assert (tmp_path / "table.tex").read_text().startswith("% needs")
     for name, function in FORMATS.items():
         capsys.readouterr()
         page_command.report(stored, table=name)
         assert capsys.readouterr().out == function(
             methods_table(page_command._read([*map(Path, stored)]))
         )
-    monkeypatch.setattr(page_command.importlib.util, "find_spec", lambda name: None)
     page_command.report(stored, figures="figures")
-    said = capsys.readouterr()
-    assert "pip install 'coterie[figures]'" in said.err
     made = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert "gains-fedfomo.svg" in made
-    assert f"figures: {len(made)} files (SVG) in figures" in said.out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "table.csv"]
+    assert f"figures: {len(made)} files in figures" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "table.tex"]
 
 
 def test_what_the_command_cannot_write_is_refused(stored, tmp_path):

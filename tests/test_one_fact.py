@@ -118,15 +118,11 @@ def test_a_verdict_on_some_sites_says_over_whom_its_means_are(folds):
     assert f"Over all {row.served} sites with a score, " in folds.verdict
 
 
-def test_a_site_without_a_score_is_named(table):
+def test_a_site_without_a_score_is_named_and_its_page_says_so(table):
     found = coterie.compare(config(table), set={"data.test": 0.2})
     empty = [s for s, x in zip(SITES, found.site_scores("local"), strict=True) if math.isnan(x)]
     assert empty
     assert f"the test rows of {words.listing(empty)} have no AUC" in found.verdict
-
-
-def test_a_site_with_few_test_rows_has_a_sentence_for_its_probabilities(table):
-    found = coterie.compare(config(table), set={"data.test": 0.2})
     own = site_page(found, SITES[3])
     assert "of this site’s 3 test rows (test rows of seed 0). Fewer than 10 rows" in own
     assert "A curve on the diagonal" not in own

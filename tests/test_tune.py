@@ -3,10 +3,8 @@
 import json
 import math
 import re
-import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +14,17 @@ from coterie.commands.arguments import settings
 from coterie.errors import ConfigError, StoppedError
 from coterie.runs.config.loading import config_hash, load
 from coterie.studies.card_file import merged
-from coterie.studies.records import _validation, read_records
-from coterie.studies.tuned import Choices, Range, Tuned, TunedMethod, TunedTrial, read_plan
-from coterie.studies.tuning import _next, suggestions, tuning_of
+from coterie.studies.records import read_records
+from coterie.studies.tuned import (
+    Choices,
+    Range,
+    Tuned,
+    TunedMethod,
+    TunedTrial,
+    TunePlan,
+    read_plan,
+)
+from coterie.studies.tuning import tuning_of
 from support import cards_home
 
 RATES = {"low": 1e-4, "high": 1.0, "log": True}
@@ -91,7 +97,7 @@ def test_a_method_with_fewer_combinations_ends_earlier_and_the_result_says_so(co
     assert any("local" in note and "all values were tried" in note for note in tuned.notes)
 
 
-@pytest.mark.parametrize(("rates", "stop"), [(RATES, 1), ([0.001, 0.01, 0.1], 6), (RATES, 9)])
+@pytest.mark.parametrize(("rates", "stop"), [([0.001, 0.01, 0.1], 1), (RATES, 9)])
 def test_a_search_that_is_stopped_ends_in_the_same_result_and_repeats_no_trial(
     config, tmp_path, rates, stop
 ):
@@ -123,7 +129,7 @@ def test_a_search_that_is_stopped_ends_in_the_same_result_and_repeats_no_trial(
 
 
 def test_test_data_decides_nothing(config, tmp_path):
-    tune = {"trials": 3, "train": {"lr": RATES}, "number": "validation_best"}
+    tune = {"trials": 3, "train": {"lr": RATES}}
     methods = ["local", "fedfomo"]
     one = coterie.tune(config(tune, methods), out=tmp_path / "one")
     other = coterie.tune(config(tune, methods, shuffled=True), out=tmp_path / "other")
@@ -150,10 +156,9 @@ def test_a_table_trained_with_its_validation_data_is_tuned_without(config, tmp_p
     assert "merge_val" not in str(again)
 
 
-@pytest.mark.parametrize("rates", [[1e-6, 0.1, 50.0], {"low": 1e-6, "high": 50.0, "log": True}])
-def test_the_rate_that_is_clearly_best_is_found(config, rates):
+def test_the_rate_that_is_clearly_best_is_found(config):
     """A line by least squares: too small a rate does not move, too large a one diverges."""
-    asked = config({"trials": 10, "train": {"lr": rates}}, ["local"], target=line)
+    asked = config({"train": {"lr": [1e-6, 0.1, 50.0]}}, ["local"], target=line)
     asked["algorithm"] = {"local": {"keep": "last"}}
     asked["run"]["rounds"] = 4
     for method in coterie.tune(asked).methods:
@@ -294,9 +299,6 @@ def test_the_command_of_a_search_can_be_typed_again(cards):
 
 def test_infinite_validation_scores_count_and_old_records_have_none(cards):
     coterie.tune("P1-T9", scale="small", columns=["few"], methods=["local"], out="out")
-    scores = np.array([[2.0, np.inf, np.nan], [1.0, np.inf, np.nan]])
-    history = SimpleNamespace(merge_val=False, val=scores, metric="rmse")
-    assert _validation(history)["last"] == [1.0, "inf", None]
     (path,) = Path("out/records").glob("*.json")
     told = json.loads(path.read_text())
     path.write_text(json.dumps({**told, "validation": {"last": [1.0, None, "inf"]}}))
@@ -312,62 +314,19 @@ def test_infinite_validation_scores_count_and_old_records_have_none(cards):
     assert not next(iter(read_records(path.parent).values())).validation
 
 
-def asked_of(search, score, trials):
-    """The values that a search suggests if they have these scores."""
-    values = [next(search)]
-    while len(values) < trials:
-        values.append(search.send(score(values[-1])))
-    with pytest.raises(StopIteration):
-        search.send(0.0)
-    return values
-
-
-def test_the_sampler_repeats_nothing_and_goes_the_same_way_again():
+def test_random_trials_repeat_nothing_and_are_the_same_again():
     space = {"lr": Range(0.001, 1.0, True), "n": Range(1, 5, False), "kind": Choices(("a", [1]))}
-
-    def score(values):
-        return -math.inf if values["n"] == 5 else values["lr"]
-
-    one = asked_of(suggestions(space, 12), score, 12)
-    assert one == asked_of(suggestions(space, 12), score, 12)
-    assert len({json.dumps(values) for values in one}) == 12
-    assert all(0.001 <= v["lr"] <= 1.0 and v["n"] in range(1, 6) for v in one)
-    assert all(isinstance(v["n"], int) and v["kind"] in ("a", [1]) for v in one)
-    few = asked_of(suggestions({"n": Range(1, 6, False)}, 5), lambda _: 1.0, 5)
+    found = TunePlan(12, 1, space, {}).trials_of("local")
+    assert found == TunePlan(12, 1, space, {}).trials_of("fedavg")
+    assert found[:6] == TunePlan(6, 1, space, {}).trials_of("local")  # more trials keep the first
+    assert len({json.dumps(values) for values in found}) == 12
+    assert all(0.001 <= v["lr"] <= 1.0 and v["n"] in range(1, 6) for v in found)
+    assert all(isinstance(v["n"], int) and v["kind"] in ("a", [1]) for v in found)
+    assert 0.01 < np.median([v["lr"] for v in found]) < 0.2  # uniform in its logarithm
+    few = TunePlan(5, 1, {"n": Range(1, 6, False)}, {}).trials_of("local")
     assert len({values["n"] for values in few}) == 5
-    assert [v["n"] for v in suggestions({"n": Range(1, 3, False)}, 5)] == [1, 2, 3]
-
-
-def test_the_sampler_looks_where_scores_are_high():
-    def off(values):
-        return abs(math.log10(values["lr"]) + 1)
-
-    space = {"lr": Range(1e-6, 10.0, True)}
-    near, far = (asked_of(suggestions(space, 24), lambda v, s=s: s * off(v), 24) for s in (-1, 1))
-    assert near[:12] == far[:12]  # drawn at random
-    assert np.mean([*map(off, near[12:])]) < np.mean([*map(off, far[12:])])
-
-
-@pytest.mark.parametrize(("metric", "told"), [("rmse", -3.0), ("accuracy", 3.0)])
-def test_a_search_is_told_that_larger_is_better(metric, told):
-    def search():
-        score = yield {}
-        yield {"told": score}
-
-    one = search()
-    next(one)
-    assert _next({"local": one}, {"local": TunedTrial({}, 3.0)}, metric) == {
-        "local": {"told": told}
-    }
-    assert _next({"local": one}, {"local": TunedTrial({}, 3.0)}, metric) == {}
-
-
-def test_without_optuna_lists_are_searched_and_ranges_name_the_extra(config, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    assert coterie.tune(config({"train": {"lr": [0.01, 0.1]}}, ["local"])).methods[0].exhausted
-    for tune in ({"train": {"lr": RATES}}, {"trials": 1, "train": {"lr": [0.1, 0.2]}}):
-        with pytest.raises(ConfigError, match=re.escape("pip install coterie[tune]")):
-            coterie.tune(config(tune))
+    whole = TunePlan(5, 1, {"n": Range(1, 3, False)}, {}).trials_of("local")
+    assert [values["n"] for values in whole] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -377,7 +336,6 @@ def test_without_optuna_lists_are_searched_and_ranges_name_the_extra(config, mon
         ({"trials": 3}, "tune: no field is searched"),
         ({"trials": 0, "train": {"lr": [1]}}, "tune.trials: found 0; expected from 1"),
         ({"seeds": True, "train": {"lr": [1]}}, "tune.seeds: found True"),
-        ({"number": "bmta", "train": {"lr": [1]}}, "tune.number: .*validation_last.*test data"),
         ({"fedavgg": {"mu": [1]}}, "tune.fedavgg: .*did you mean 'fedavg'"),
         ({"train": [1]}, r"tune.train: found \[1\]; expected a table|tune.train: .*cannot"),
         ({"train": {"lr": 0.1}}, "tune.train.lr: found 0.1; expected a list"),

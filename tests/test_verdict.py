@@ -16,7 +16,7 @@ from coterie.errors import ConfigError
 from coterie.runs.alarms import raise_alarms
 from coterie.runs.run import Log
 from coterie.runs.summary import finished
-from coterie.views import page, table, words
+from coterie.views import page, table
 from coterie.views.comparison import Comparison
 from coterie.views.judgement import Choice, checked_contrast, contrast, median_fold, site_gains
 from coterie.views.site_page import site_page
@@ -199,14 +199,6 @@ def test_the_model_for_use_is_of_the_fold_with_the_median_validation_score():
     assert median_fold(Comparison.of(runs), "fedfomo").seed == 2
 
 
-def test_seeds_that_agree_by_chance_are_no_more_sure_than_their_test_rows():
-    """The seeds' means are all the same; the degrees of freedom are those of the seeds."""
-    judged = seeds_of(np.full((5, 4), 5.0)).judgements["fedfomo"]
-    assert judged.trained_again.freedom == 4
-    assert judged.trained_again.error == pytest.approx(judged.these_sites.error)
-    assert judged.trained_again.error > 0.5
-
-
 def test_deals_of_the_data_are_not_averaged_as_the_same_clients():
     gains = np.array([[9.0, -9, 9, -9], [-9.0, 9, -9, 9]]) + 3.0
     dealt = seeds_of(gains, same=False)
@@ -217,21 +209,6 @@ def test_deals_of_the_data_are_not_averaged_as_the_same_clients():
     found = dealt.judgements["fedfomo"].these_sites
     assert found.error == pytest.approx(np.mean([one.error for one in each]))
     assert "2 deals of the data" in dealt.verdict
-
-
-def test_the_page_shows_one_seeds_gain_beside_the_same_seeds_interval():
-    found = seeds_of([[8.0, 2, 3, 4], [-4.0, 2, 3, 4]])
-    one = found.judgements["fedfomo"].clients[0]
-    assert one.gain.gain == pytest.approx(8.0)
-    assert one.gain.low < 8.0 < one.gain.high
-    line = next(row for row in page._clients(found, "fedfomo") if row.name == "site-0")
-    low, high = (words.number(x, "accuracy") for x in (one.gain.low, one.gain.high))
-    assert line.gain == f"+8.0 ({low} to {high})"
-
-
-def test_more_seeds_are_not_advised_as_more_rows():
-    found = seeds_of([[2.0, -1, 1, 0.5]] * 2)
-    assert "seeds" not in found.verdict.partition("might tell")[0].rpartition("open")[2]
 
 
 # ---- clients with too few rows -------------------------------------------------------------------

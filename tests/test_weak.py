@@ -169,7 +169,7 @@ def test_hostile_names_write_nothing_outside_the_folder(tmp_path):
     assert "<b>bold</b>" not in (inside / "out" / "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["../fedavg", "a/b:C", "os:../x", "/etc/x:Y"])
+@pytest.mark.parametrize("name", ["../fedavg", "os:../x", "/etc/x:Y"])
 def test_a_method_cannot_name_a_path(name, tmp_path):
     with pytest.raises(coterie.ConfigError):
         coterie.compare(methods=[name], rounds=1, out=str(tmp_path / "out"))

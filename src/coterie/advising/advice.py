@@ -15,7 +15,6 @@ tests must agree for an advice, so that none needs a correction for the others: 
 passes at most as often as the one test that should stop it.
 """
 
-import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -30,9 +29,7 @@ from ..core.inference import MeanGain
 from ..core.metrics import METRICS, higher_is_better
 from ..core.paired_tests import LEVEL
 from ..errors import ConfigError, printable_lines
-from ..runs.assemble import assemble
 from ..runs.config.schema import Config
-from ..runs.estimate import timings
 from ..runs.listeners import Watch
 from ..runs.run import LOCAL, dense
 from ..views import judgement, words
@@ -70,17 +67,52 @@ class Contest(NamedTuple):
         return self.gain.gain > 0 and self.gain.p < LEVEL
 
 
-class Advice(NamedTuple):
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Advised:
     """The kind that is advised, or the kinds between which the runs cannot decide."""
 
-    kind: str | None  # None: they cannot tell
+    comparison: Comparison  # that it rests on
     between: tuple[str, ...]  # the advised kind alone, or the kinds that are left
     methods: dict[str, str]  # of each kind, the method that represents it
     contests: tuple[Contest, ...]
     margin: float  # in the unit of the metric
 
+    @property
+    def kind(self) -> str | None:
+        """What is advised; None if the probe cannot tell."""
+        return self.between[0] if len(self.between) == 1 else None
 
-def conclude(comparison: Comparison) -> Advice:
+    @property
+    def words(self) -> str:
+        """The answer and its evidence in a few sentences."""
+        return advice_words(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for JSON; the keys are documented in docs/json.md."""
+        path = self.comparison.path
+        return {
+            "advice": self.kind,
+            "between": list(self.between),
+            "answer": self.words,
+            "margin": self.margin,
+            "metric": self.comparison.metric,
+            "methods": self.methods,
+            "circles": [one._asdict() for one in found_circles(self.comparison)],
+            "contests": [
+                {"kind": one.kind, "simpler": one.simpler, "won": one.won, **one.gain._asdict()}
+                for one in self.contests
+            ],
+            "rounds": len(self.comparison.runs[0].lines),
+            "seeds": list(self.comparison.seeds),
+            "folder": path and str(path),
+        }
+
+    def __repr__(self) -> str:
+        return printable_lines(f"{to_text(_table(self))}\n\n{self.words}")
+
+
+def conclude(comparison: Comparison) -> Advised:
     """What the runs of a comparison advise; kinds of which no method was run are left out."""
     rows = {row.method: row for row in comparison.rows}
     tried = {kind: [rows[m] for m in names if m in rows] for kind, names in KINDS.items()}
@@ -98,7 +130,7 @@ def conclude(comparison: Comparison) -> Advice:
     doubts = {one.simpler for one in contests if one.kind == simplest and not one.won}
     rivals = {one.kind for one in contests if one.simpler == simplest and one.gain.high >= margin}
     between = tuple(kind for kind in methods if kind in doubts | {simplest} | rivals)
-    return Advice(simplest if len(between) == 1 else None, between, methods, contests, margin)
+    return Advised(comparison, between, methods, contests, margin)
 
 
 def _best(metric: str, rows: Sequence["MethodRow"]) -> str:
@@ -153,8 +185,9 @@ ANSWERS = {
 }
 
 
-def advice_words(advice: Advice, comparison: Comparison) -> str:
+def advice_words(advice: Advised) -> str:
     """The answer, what it rests on, and how sure it is."""
+    comparison = advice.comparison
     seeds, rounds = len(comparison.seeds), len(comparison.runs[0].lines)
     probe = f"This is a probe of {rounds} rounds and {seeds} {'seeds' if seeds > 1 else 'seed'}"
     if circles := found_circles(comparison):
@@ -167,9 +200,9 @@ def advice_words(advice: Advice, comparison: Comparison) -> str:
             f"enough test rows. {probe}"
         )
     if advice.kind is None:
-        return f"{_cannot_tell(advice, comparison)} {probe}."
+        return f"{_cannot_tell(advice)} {probe}."
     mine = [one for one in advice.contests if advice.kind in (one.kind, one.simpler)]
-    evidence = " ".join(_sentence(one, advice, comparison.metric) for one in mine)
+    evidence = " ".join(_sentence(one, advice) for one in mine)
     return f"{ANSWERS[advice.kind]} {evidence} {probe}; 'coterie compare' runs the whole length."
 
 
@@ -184,8 +217,8 @@ def _circles(circles: Sequence[FoundCircle], seeds: int) -> str:
     return f"Your circle: {'; '.join(told)}{f'; and {more} more' if more else ''}."
 
 
-def _sentence(one: Contest, advice: Advice, metric: str) -> str:
-    gain = one.gain
+def _sentence(one: Contest, advice: Advised) -> str:
+    gain, metric = one.gain, advice.comparison.metric
     if one.kind == advice.kind:
         size = words.interval(gain.gain, gain.low, gain.high, metric)
         return f"Over '{one.simpler}' it has {size}, {words.chance(gain.p)}."
@@ -194,12 +227,12 @@ def _sentence(one: Contest, advice: Advice, metric: str) -> str:
     return f"'{one.kind}' ({name}) gives {size}{words.points(metric)} and at most {most}."
 
 
-def _cannot_tell(advice: Advice, comparison: Comparison) -> str:
+def _cannot_tell(advice: Advised) -> str:
     names = [f"'{kind}'" for kind in advice.between]
     among = " and ".join(names) if len(names) < 3 else ", ".join(names)
     evidence = [
         f"'{one.kind}' over '{one.simpler}': "
-        f"{words.interval(one.gain.gain, one.gain.low, one.gain.high, comparison.metric)}."
+        f"{words.interval(one.gain.gain, one.gain.low, one.gain.high, advice.comparison.metric)}."
         for one in advice.contests
         if {one.kind, one.simpler} <= {*advice.between} and math.isfinite(one.gain.error)
     ]
@@ -208,7 +241,8 @@ def _cannot_tell(advice: Advice, comparison: Comparison) -> str:
     return " ".join([told, *evidence, more])
 
 
-def _table(advice: Advice, comparison: Comparison) -> Table:
+def _table(advice: Advised) -> Table:
+    comparison = advice.comparison
     unit = words.unit(comparison.metric).strip()
     rows = {row.method: row for row in comparison.rows}
     over_local = {one.kind: one.gain for one in advice.contests if one.simpler == "stay local"}
@@ -237,50 +271,6 @@ def _table(advice: Advice, comparison: Comparison) -> Table:
 PROBE = ("local", "fedavg", CIRCLE, "ifca", "fedavg_ft", "fedamp")
 ROUNDS = 10  # at most, unless the caller says otherwise
 SEEDS = 3
-TIMED = ("fedavg", "fedamp")  # a cheap and a dear method, for the estimate of time
-
-
-@final
-@dataclass(frozen=True, eq=False, repr=False)
-class Advised:
-    """The answer of a probe, and the comparison that it rests on."""
-
-    advice: Advice
-    comparison: Comparison
-
-    @property
-    def kind(self) -> str | None:
-        """What is advised; None if the probe cannot tell."""
-        return self.advice.kind
-
-    @property
-    def words(self) -> str:
-        """The answer and its evidence in a few sentences."""
-        return advice_words(self.advice, self.comparison)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same for JSON; the keys are documented in docs/json.md."""
-        found, path = self.advice, self.comparison.path
-        return {
-            "advice": found.kind,
-            "between": list(found.between),
-            "answer": self.words,
-            "margin": found.margin,
-            "metric": self.comparison.metric,
-            "methods": found.methods,
-            "circles": [one._asdict() for one in found_circles(self.comparison)],
-            "contests": [
-                {"kind": one.kind, "simpler": one.simpler, "won": one.won, **one.gain._asdict()}
-                for one in found.contests
-            ],
-            "rounds": len(self.comparison.runs[0].lines),
-            "seeds": list(self.comparison.seeds),
-            "folder": path and str(path),
-        }
-
-    def __repr__(self) -> str:
-        table = to_text(_table(self.advice, self.comparison))
-        return printable_lines(f"{table}\n\n{self.words}")
 
 
 def advise(
@@ -324,20 +314,4 @@ def probe_config(source: Source = None, **options: Unpack[Options]) -> Config:
 
 def advise_config(config: Config, listeners: Sequence[Watch] = ()) -> Advised:
     """Run the probe of a config made by :func:`probe_config`."""
-    made = compare_config(config, listeners)
-    return Advised(conclude(made), made)
-
-
-def expected_seconds(config: Config) -> float | None:
-    """The time that a probe will take, from the first rounds of a few of its methods.
-
-    None where it is not measured: the clients are in processes of their own.
-    """
-    with contextlib.closing(assemble(config)) as assembly:
-        methods = assembly.config.methods()
-        some = [method for method in methods if method.label in TIMED]
-        timed = timings(assembly, some, 0.0)
-    if not timed:
-        return None
-    mean = sum(one.seconds for one in timed) / len(timed)
-    return mean * len(methods) * len(config.seeds)
+    return conclude(compare_config(config, listeners))

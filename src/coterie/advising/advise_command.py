@@ -16,15 +16,13 @@ def advise(
     evidence, and may be that the probe cannot tell. With --out a probe can be continued.
     """
     from ..commands.console import show, show_json
-    from ..commands.live import duration, watching
-    from .advice import advise_config, expected_seconds, probe_config
+    from ..commands.live import watching
+    from .advice import advise_config, probe_config
 
     asked = probe_config(config, **given)
     methods, seeds, rounds = len(asked.methods()), len(asked.seeds), asked.run.rounds
     with watching(asked, methods * seeds) as watch:
-        seconds = expected_seconds(asked)
-        about = "" if seconds is None else f", about {duration(seconds)}"
-        told = f"probe: {methods} methods x {seeds} seeds x {rounds} rounds{about}"
+        told = f"probe: {methods} methods x {seeds} seeds x {rounds} rounds"
         print(told, file=sys.stderr, flush=True)
         found = advise_config(asked, [watch])
     if as_json:

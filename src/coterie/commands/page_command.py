@@ -1,8 +1,6 @@
 """The command ``coterie report``: pages, tables and figures of finished runs."""
 
-import importlib.util
 import re
-import sys
 import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from ..views.clinical import ClinicalChoice
     from ..views.comparison import Comparison
 
-TableFormat = Literal["markdown", "latex", "csv"]
+TableFormat = Literal["markdown", "latex"]
 
 
 def report(
@@ -41,11 +39,11 @@ def report(
     ] = None,
     table: Annotated[
         TableFormat | None,
-        typer.Option(help="instead: the table of methods as markdown, latex or csv"),
+        typer.Option(help="instead: the table of methods as markdown or latex"),
     ] = None,
     figures: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="instead: the page's figures as SVG and PDF files"),
+        typer.Option(metavar="DIR", help="instead: the page's figures as SVG files"),
     ] = None,
     specificity: Annotated[float, SPECIFIC] = 0.9,
     positive: Annotated[str | None, POSITIVE] = None,
@@ -109,15 +107,15 @@ def _figures(
     found: "Comparison | Run", folder: str, places: list[Path], choice: "ClinicalChoice"
 ) -> None:
     from ..storage import files
-    from ..views.figure_files import MISSING, page_figures, write_figures
+    from ..views.figure_files import page_figures, standalone
 
     target = files.folder_of(_target(f"{folder}/figure", places).parent, "--figures")
-    pdf = importlib.util.find_spec("fpdf") is not None
-    made = write_figures(page_figures(found, choice), target, pdf=pdf)
-    kinds = "SVG and PDF" if pdf else "SVG"
-    print(printable(f"figures: {len(made)} files ({kinds}) in {target}"))
-    if not pdf:
-        print(MISSING, file=sys.stderr)
+    made = page_figures(found, choice)
+    with files.writing(target):
+        target.mkdir(parents=True, exist_ok=True)
+    for name, drawn in made.items():
+        files.write_text(target / f"{name}.svg", standalone(drawn))
+    print(printable(f"figures: {len(made)} files in {target}"))
 
 
 def _read(places: list[Path]) -> "Comparison | Run":

@@ -222,11 +222,6 @@ class Run:
         place = f"\n\npage: {page}" if page is not None and page.is_file() else ""
         return printable_lines(run_text(self) + place)
 
-    def _repr_html_(self) -> str:
-        from ..views.table import run_html
-
-        return run_html(self)
-
     def to_pandas(self) -> Any:
         """A DataFrame with one row per evaluated round and client."""
         from ..views.frame import frame

@@ -33,12 +33,6 @@ from .study import (
 # ---- claims --------------------------------------------------------------------------------------
 
 
-class StrictTable(BaseModel):
-    """A table of a card that has no fields but its own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 def claim_of(found: Any) -> Any:
     """The fields of a claim from an entry of ``[[claims]]``, which has exactly one relation."""
     if not isinstance(found, dict):
@@ -80,8 +74,10 @@ PAPER = "paper"  # the scale of the file itself
 NAMING = ("data", "partition", "model", "adapt")  # tables whose fields belong to what they name
 
 
-class CardTable(StrictTable):
+class CardTable(BaseModel):
     """The table ``[card]``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: Annotated[str, Field(pattern=r"P[1-5]-[A-Za-z0-9-]{1,30}|arena|pfllib")]
     paper: Literal["FedFomo", "FedeRiCo", "PaFL", "WAFFLE", "FedAMP", "coterie"]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from statistics import mode
+from typing import NamedTuple
 
 from ..views import words
 from ..views.words import NONE
@@ -39,24 +40,21 @@ MARKS = {HOLDS: "✓", FAILS: "✗"}
 
 
 def markdown(outcome: StudyOutcome, command: str = "") -> str:
-    """The outcome in Markdown, one table with a row per method and a column per column.
-
-    The page (``study_page``) has one table per column, with its costs and tests. ``command`` is
-    what a reader types to repeat it.
-    """
+    """The outcome in Markdown; ``command`` is what a reader types to repeat it."""
     study = outcome.study
     done, wanted = outcome.counts
     lines = [f"# {study.name} {study.title}", ""]
     typed = f"`{command}`: " if command else ""
     lines += [f"{typed}{done} of {wanted} runs. State: **{outcome.state}**.", ""]
     lines += [*(f"- {note}" for note in study.notes), ""] if study.notes else []
-    lines += [*_table(outcome), ""]
-    careful: dict[str, dict[str, None]] = {}  # each kind once, up to its colon, with its columns
-    for column in study.columns:
-        for text in warnings(outcome, column):
-            careful.setdefault(text.partition(":")[0], {})[column.name] = None
-    lines += [f"- **{WARNING}** {text}: {', '.join(names)}." for text, names in careful.items()]
-    lines += [""] if careful else []
+    found = study_table(outcome)
+    lines += [*(f"- {text}" for text in found.about), ""] if found.about else []
+    if found.rows:
+        lines += words.markdown(found.heads, found.rows, "lr")
+    lines += ["", f"Not run: {', '.join(found.missing)}."] if found.missing else []
+    lines += [""]
+    if told := careful(outcome):
+        lines += [*(f"- **{WARNING}** {text}" for text in told), ""]
     if outcome.judged:
         lines += ["## Claims", "", *(f"- {line}" for line in _short_claims(outcome)), ""]
     keys = {cell.key for cell in study.cells()}
@@ -66,8 +64,26 @@ def markdown(outcome: StudyOutcome, command: str = "") -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(outcome: StudyOutcome) -> list[str]:
-    """One row per method that was run, and the names of the columns and methods that were not."""
+def careful(outcome: StudyOutcome) -> list[str]:
+    """Each kind of warning once, up to its colon, with the columns that have it."""
+    found: dict[str, dict[str, None]] = {}
+    for column in outcome.study.columns:
+        for text in warnings(outcome, column):
+            found.setdefault(text.partition(":")[0], {})[column.name] = None
+    return [f"{text}: {', '.join(names)}." for text, names in found.items()]
+
+
+class StudyTable(NamedTuple):
+    """One row per method that was run, one column per column; as Markdown has them."""
+
+    about: list[str]  # what the columns show, and how to read a cell
+    heads: list[str]
+    rows: list[list[str]]
+    missing: list[str]  # names of the columns and methods that were not run
+
+
+def study_table(outcome: StudyOutcome) -> StudyTable:
+    """The table of a study, as its page and the terminal show it."""
     rows: dict[str, dict[str, StudyNumber]] = {}
     for entry in outcome.entries:
         rows.setdefault(entry.method, {})[entry.column] = entry
@@ -75,16 +91,16 @@ def _table(outcome: StudyOutcome) -> list[str]:
     names = [c.name for c in outcome.study.columns]
     shown = [n for n in names if any(n in row and row[n].seeds for row in ran.values())]
     usual = mode([e.seeds for row in ran.values() for e in row.values() if e.seeds] or [0])
-    lines = _abouts(outcome, shown, usual)
-    if ran:
-        cells = (
+    missing = [n for n in names if n not in shown]
+    return StudyTable(
+        _abouts(outcome, shown, usual) if shown else [],
+        ["method", *shown],
+        [
             [words.label(method), *(_cell(row.get(name), usual) for name in shown)]
             for method, row in ran.items()
-        )
-        lines += words.markdown(["method", *shown], cells, "lr")
-    missing = [n for n in names if n not in shown]
-    missing += [words.label(method) for method in rows if method not in ran]
-    return lines + (["", f"Not run: {', '.join(missing)}."] if missing else [])
+        ],
+        missing + [words.label(method) for method in rows if method not in ran],
+    )
 
 
 def _abouts(outcome: StudyOutcome, shown: list[str], usual: int) -> list[str]:
@@ -101,13 +117,12 @@ def _abouts(outcome: StudyOutcome, shown: list[str], usual: int) -> list[str]:
             number if alone else f"{', '.join(names)} ({number})"
             for number, names in numbers.items()
         ]
-        lines.append(f"- {experiment}: {'; '.join(parts)}.")
-    legend = f"- {usual} seed{'s' * (usual != 1)} unless a cell says otherwise."
+        lines.append(f"{experiment}: {'; '.join(parts)}.")
+    legend = f"{usual} seed{'s' * (usual != 1)} unless a cell says otherwise."
     if any(entry.printed is not None for entry in outcome.entries):
         bound = f"{outcome.study.tolerance:g}"
         legend += f" Ours (the paper's number); bold: within the paper's deviation or {bound}."
-    lines += [legend] if lines else []
-    return [*lines, ""] if lines else []
+    return [*lines, legend]
 
 
 def _cell(entry: StudyNumber | None, usual: int) -> str:
@@ -122,11 +137,6 @@ def _cell(entry: StudyNumber | None, usual: int) -> str:
     return ours if entry.seeds == usual else f"{ours}, seeds: {entry.seeds}"
 
 
-def about_column(column: StudyColumn) -> str:
-    """Which number a column shows, and of which experiment."""
-    return f"{_number(column)}; {_experiment(column)}."
-
-
 def _number(column: StudyColumn) -> str:
     clients = column.clients
     return column.number + (f" of client {', '.join(map(str, clients))}" if clients else "")
@@ -138,33 +148,6 @@ def _experiment(column: StudyColumn) -> str:
     return f"{', '.join(names)}, {config.run.rounds} rounds"
 
 
-def column_table(outcome: StudyOutcome, column: StudyColumn) -> list[list[str]]:
-    """The heads and rows of a column's table; empty if nothing is known of it."""
-    entries = [entry for entry in outcome.entries if entry.column == column.name]
-    shown = [entry for entry in entries if entry.seeds or entry.printed is not None]
-    if not shown:
-        return []
-    printed = any(entry.printed is not None for entry in entries)
-    paper, beside = (["paper"], ["difference", "inside"]) if printed else ([], [])
-    heads = ["method", *paper, "ours", *beside, "seeds", "s per run", "bytes per client"]
-    return [heads, *(_row(entry, printed) for entry in shown)]
-
-
-def _row(entry: StudyNumber, printed: bool) -> list[str]:
-    ours = spread(entry.ours.mean, entry.ours.deviation) if entry.seeds else "not run"
-    seconds = NONE if math.isnan(entry.seconds) else f"{entry.seconds:.1f}"
-    cost = [f"{entry.seeds}", seconds, words.size(entry.bytes_per_client)]
-    if not printed:
-        return [words.label(entry.method), ours, *cost]
-    gap = entry.difference
-    beside = [
-        NONE if math.isnan(gap) else f"{gap:+.2f}".replace("-", words.MINUS),
-        {None: NONE, True: "yes", False: "no"}[entry.inside],
-    ]
-    paper = entry.printed and spread(entry.printed.mean, entry.printed.deviation)
-    return [words.label(entry.method), paper or NONE, ours, *beside, *cost]
-
-
 def spread(mean: float, deviation: float | None) -> str:
     """A mean with its deviation, if there is one."""
     if math.isnan(mean):
@@ -173,23 +156,6 @@ def spread(mean: float, deviation: float | None) -> str:
     if deviation is not None and not math.isnan(deviation):
         text += f" ± {deviation:.2f}"
     return text.replace("-", words.MINUS)
-
-
-def tests(outcome: StudyOutcome, column: StudyColumn) -> str:
-    """Wilcoxon's test of the best method against every other one; empty if there is no other."""
-    entries = [e for e in outcome.entries if e.column == column.name and e.seeds]
-    entries = [e for e in entries if not math.isnan(e.ours.mean)]
-    score = column.number.startswith(("accuracy", "bmta", "best_of_rounds"))
-    if len(entries) < 2 or column.clients or not score:
-        return ""
-    best = max(entries, key=lambda entry: entry.ours.mean).method
-    found = []
-    for entry in entries:
-        tested = outcome.paired(column, best, entry.method) if entry.method != best else None
-        if tested is not None and tested.n:
-            found.append(f"{words.label(entry.method)} {words.chance(tested.p)} (n = {tested.n})")
-    name = words.label(best)
-    return f"Signed-rank test over clients, {name} against: {'; '.join(found)}." if found else ""
 
 
 def claim_lines(outcome: StudyOutcome) -> list[str]:

@@ -204,11 +204,6 @@ class StudyNumber(NamedTuple):
     bytes_per_client: float
     inside: bool | None  # None if there is nothing to compare
 
-    @property
-    def difference(self) -> float:
-        """Ours minus the printed number; NaN if one of them is missing."""
-        return self.ours.mean - self.printed.mean if self.printed else math.nan
-
 
 @final
 @dataclass(frozen=True, eq=False, repr=False)
@@ -272,23 +267,24 @@ class StudyOutcome:
 
         return printable_lines(markdown(self))
 
-    def _repr_html_(self) -> str:
-        from .study_page import study_page
-
-        return study_page(self)
+    @cached_property
+    def _found(self) -> dict[tuple[str, str], list[CellRecord]]:
+        """The records by column and method."""
+        found: dict[tuple[str, str], list[CellRecord]] = {}
+        for column in self.study.columns:
+            for seed in column.config.seeds:
+                cells = {m.label: StudyCell(column, m, seed) for m in column.config.methods()}
+                local = record_for(cells[LOCAL], self.records)
+                for label, cell in cells.items():
+                    record = local if label == LOCAL else record_for(cell, self.records)
+                    if record is not None:
+                        record = record if local is None else record.relative(local)
+                        found.setdefault((column.name, label), []).append(record)
+        return found
 
     def of(self, column: StudyColumn, label: str) -> list[CellRecord]:
         """The records of a method in a column, by seed, relative to the Local of their seed."""
-        methods = {method.label: method for method in column.config.methods()}
-        if label not in methods:
-            return []
-        found = []
-        for seed in column.config.seeds:
-            record = record_for(StudyCell(column, methods[label], seed), self.records)
-            local = record_for(StudyCell(column, methods[LOCAL], seed), self.records)
-            if record is not None:
-                found.append(record if local is None else record.relative(local))
-        return found
+        return self._found.get((column.name, label), [])
 
     def values(
         self, column: StudyColumn, label: str, number: str | None = None

@@ -19,8 +19,8 @@ from ..views.figure_files import standalone
 from ..views.svg import Scale, figure, tag, ticks
 from .card_file import PAPER, Card
 from .outcome import FAILS, JUDGED, NOT_RUN, PARTIAL, STATES, Interval, Judged, StudyOutcome
-from .records import record_for
-from .reproducing import all_cards, read_published, reproduction
+from .records import read_published, record_for
+from .reproducing import all_cards, reproduction
 
 INDEX, PICTURES = "README.md", "pictures"
 BEGIN, END = "<!-- papers: begin -->", "<!-- papers: end -->"  # around the index on a page
@@ -55,7 +55,7 @@ def all_states(
     for card in cards.values():
         for scale in card.names:
             try:
-                one = reproduction(str(card.path), scale)
+                one = reproduction(card, scale)
             except ConfigError as error:
                 wrong.append(error)
             else:
@@ -125,7 +125,12 @@ class Paper:
         lines += [*_claims(self.main), ""]
         lines += [*(f"![{text}]({PICTURES}/{file})\n" for file, text in pictures.items())]
         lines += ["## Its tables and figures", "", *self._tables(), "## Missing", ""]
-        lines += [*self._missing(), *self._tried(), ""]
+        lines += [*self._missing()]
+        lines += [  # settings that were tried and abandoned
+            f"- {card.about.id}, scale {scale}, tried and left: {card.scales[scale].tried}"
+            for card, scale, _ in self.states
+            if scale in card.scales and card.scales[scale].tried
+        ]
         return "\n".join(lines).rstrip() + "\n"
 
     def _tables(self) -> Iterator[str]:
@@ -143,7 +148,11 @@ class Paper:
                 if shown:
                     yield from _claims(shown)
                     yield ""
-                yield from _causes(shown)
+                yield from (  # why claims do not hold, where that was found out
+                    f"- {one.card.about.id}, {judged.claim.text}: {judged.claim.cause}\n"
+                    for one, judged in shown
+                    if judged.claim.cause and (judged.state == FAILS or judged.leans is False)
+                )
 
     def _missing(self) -> Iterator[str]:
         """The runs of the paper's scale that are missing, and what they cost."""
@@ -159,12 +168,6 @@ class Paper:
         waits = [one.card.about for one in self.states if one.card.about.waits]
         yield ""
         yield from dict.fromkeys(f"- {about.id} waits: {about.waits}" for about in waits)
-
-    def _tried(self) -> Iterator[str]:
-        """Settings that were tried and abandoned."""
-        for card, scale, _ in self.states:
-            if scale in card.scales and (tried := card.scales[scale].tried):
-                yield f"- {card.about.id}, scale {scale}, tried and left: {tried}"
 
     def drawn(self) -> Iterator[tuple[str, str, Markup]]:
         """The file, the description and the drawing of each picture: the paper beside ours.
@@ -218,13 +221,6 @@ def _signed(value: float) -> str:
     return words.number(value, "accuracy", sign=True)
 
 
-def _causes(found: Sequence[tuple[CardState, Judged]]) -> Iterator[str]:
-    """Why claims do not hold, where that was found out."""
-    for one, judged in found:
-        if judged.claim.cause and (judged.state == FAILS or judged.leans is False):
-            yield f"- {one.card.about.id}, {judged.claim.text}: {judged.claim.cause}\n"
-
-
 def _hours(outcome: StudyOutcome) -> str:
     """The hours of the missing runs, each as long as its method took on a GPU elsewhere."""
     took: dict[str, list[float]] = {}
@@ -255,8 +251,8 @@ def beside(outcome: StudyOutcome, title: str) -> Markup:
     """
     told = [entry for entry in outcome.entries if entry.inside is not None]
     column, _ = Counter(entry.column for entry in told).most_common(1)[0]
-    shown = [entry for entry in told if entry.column == column and entry.printed is not None]
-    values = [v for e in shown if e.printed for v in (e.ours.mean, e.printed.mean)]
+    shown = [(e, e.printed.mean) for e in told if e.column == column and e.printed is not None]
+    values = [value for entry, printed in shown for value in (entry.ours.mean, printed)]
     marks = ticks(min(values), max(values))
     x = Scale(marks[0], marks[-1], LEFT, WIDTH - 20)
     foot = HEAD + ROW * len(shown) + 4
@@ -265,10 +261,8 @@ def beside(outcome: StudyOutcome, title: str) -> Markup:
     for mark in marks:
         drawn.append(tag("line", x1=x(mark), x2=x(mark), y1=HEAD, y2=foot, class_="grid"))
         drawn.append(tag("text", f"{mark:g}", x=x(mark), y=foot + 14, class_="tick middle"))
-    for at, entry in enumerate(shown):
-        if entry.printed is None:
-            continue
-        y, ours, paper = HEAD + ROW * (at + 0.6), x(entry.ours.mean), x(entry.printed.mean)
+    for at, (entry, printed) in enumerate(shown):
+        y, ours, paper = HEAD + ROW * (at + 0.6), x(entry.ours.mean), x(printed)
         colour = "var(--good)" if entry.inside else "var(--bad)"
         drawn.append(tag("text", words.label(entry.method), x=0, y=y + 4, class_="label"))
         drawn.append(tag("line", x1=ours, x2=paper, y1=y, y2=y, stroke=colour, stroke_width=2))

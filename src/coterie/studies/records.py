@@ -225,7 +225,33 @@ def _matrices(history: Run) -> dict[str, list[list[float]]]:
 WHOLE = ("environment", "rounds", "n_test", "groups")
 
 
-def records_text(records: Sequence[CellRecord], *, matrices: bool) -> str:
+def publish(records: Sequence[CellRecord], path: Path, *, matrices: bool) -> None:
+    """Add records to a file of published ones, with their matrices or without."""
+    before = _records_in(path, path.stat().st_mtime_ns) if path.exists() else {}
+    kept = {**before, **{record.key: record for record in records}}
+    if kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, _records_text(list(kept.values()), matrices=matrices))
+
+
+def read_published(folder: Path) -> dict[str, CellRecord]:
+    """The published records of all cards, by key: cards may share runs."""
+    found: dict[str, CellRecord] = {}
+    for path in sorted(folder.glob("*.json")):
+        for key, record in _records_in(path, path.stat().st_mtime_ns).items():
+            if key not in found or record.matrices:  # only cards that show matrices publish them
+                found[key] = record
+    return found
+
+
+@functools.lru_cache(maxsize=500)
+def _records_in(path: Path, _changed: int) -> dict[str, CellRecord]:
+    """The records of one published file; read again when the file has changed."""
+    found = files.read_json(path)
+    return {record.key: record for record in published_records(found, path)}
+
+
+def _records_text(records: Sequence[CellRecord], *, matrices: bool) -> str:
     """Several records as one JSON text, one line per record, with their matrices or without.
 
     What records share is written once and named by its number. Validation scores stay at home.
@@ -247,7 +273,7 @@ def records_text(records: Sequence[CellRecord], *, matrices: bool) -> str:
 
 
 def published_records(found: Any, where: object) -> Iterator[CellRecord]:
-    """The records of what :func:`records_text` wrote; anything else is refused."""
+    """The records of what ``publish`` wrote; anything else is refused."""
     try:
         shared = found["shared"]
         for told in found["records"]:

@@ -12,7 +12,7 @@ from ..errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
     from .outcome import StudyOutcome
-    from .reproducing import Reproduction
+    from .study_runs import StudyWork
 
 ALL = "all"
 
@@ -114,20 +114,19 @@ def sweep(
     ``epsilon = {sweep = [0, 0.1]}`` in a method's table makes variants of the method; in another
     table it makes a column. Finished runs are never repeated.
     """
-    from ..commands.console import show, show_json
+    from ..commands.console import show_json
     from ..commands.live import progress_on_stderr
-    from .card_text import markdown
-    from .sweeping import PAGE, default_folder, sweep_of
+    from .sweeping import default_folder, sweep_of
 
-    found = default_folder(sweep_of(config, number, **given))
+    found = sweep_of(config, number, **given)
+    found = replace(found, out=found.out or default_folder(found))
     rounds = max(column.config.run.rounds for column in found.study.columns)
     with progress_on_stderr(found.missing(), rounds) as watch:
-        outcome = found.run([watch])
+        outcome = found.run([watch], keep=True)
     if as_json:
         show_json(outcome.rows())
         return
-    show(markdown(outcome, found.command))
-    show(f"folder: {found.out}\npage:   {found.out and found.out / PAGE}")
+    _show(found, outcome)
 
 
 def tune(
@@ -144,10 +143,6 @@ def tune(
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="seeds of every trial [tune.seeds]", min=1)
-    ] = None,
-    number: Annotated[
-        str | None,
-        typer.Option(help="validation_last, _best or _best_of_rounds [tune.number]"),
     ] = None,
     methods: Methods = None,
     columns: Columns = None,
@@ -173,8 +168,7 @@ def tune(
     from ..commands.live import progress_on_stderr
     from .tuning import TOML, tuning_of
 
-    told = {"tune.trials": trials, "tune.seeds": seeds, "tune.number": number}
-    told["engine.device"] = device
+    told = {"tune.trials": trials, "tune.seeds": seeds, "engine.device": device}
     changes = settings(given or []) | {f: value for f, value in told.items() if value is not None}
     found = tuning_of(
         source, scale, changes, methods=_names(methods), columns=tuple(columns or ()), code=code
@@ -193,7 +187,7 @@ def _names(methods: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (methods or "").split(",") if name.strip())
 
 
-def _run_all(ones: "Sequence[Reproduction]", *, keep: bool, go_on: bool) -> "dict[str, DataError]":
+def _run_all(ones: "Sequence[StudyWork]", *, keep: bool, go_on: bool) -> "dict[str, DataError]":
     """Run and show cards; with ``go_on``, the errors of those whose dataset is missing here.
 
     Runs that other processes have taken are waited for only after those of all cards were begun.
@@ -207,7 +201,7 @@ def _run_all(ones: "Sequence[Reproduction]", *, keep: bool, go_on: bool) -> "dic
             except DataError as error:
                 if not go_on:
                     raise
-                lacking[one.card.about.id] = error
+                lacking[one.study.name] = error
                 continue
             if one.missing():
                 later.append(one)
@@ -217,7 +211,7 @@ def _run_all(ones: "Sequence[Reproduction]", *, keep: bool, go_on: bool) -> "dic
     return lacking
 
 
-def _run(one: "Reproduction", keep: bool, wait: bool) -> "StudyOutcome":
+def _run(one: "StudyWork", keep: bool, wait: bool) -> "StudyOutcome":
     from ..commands.live import progress_on_stderr
 
     rounds = max(column.config.run.rounds for column in one.study.columns)
@@ -225,12 +219,13 @@ def _run(one: "Reproduction", keep: bool, wait: bool) -> "StudyOutcome":
         return one.run([watch], keep=keep, wait=wait)
 
 
-def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:
+def _show(one: "StudyWork", outcome: "StudyOutcome") -> None:
     from ..commands.console import show
     from .card_text import markdown
 
     show(markdown(outcome, one.command))
-    show(f"card: {one.out / 'card.md'}\npage: {one.out / 'card.html'}")
+    place = one.out and str(one.out / one.name)
+    show(f"table: {place}.md\npage:  {place}.html")
 
 
 def _list(published: Path | None) -> None:

@@ -1,7 +1,6 @@
 """The HTML page of a study: tables, claims, figures."""
 
 import math
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from ..views.figures import Axis, Curve, curve_of, method_curves, scatter, title
 from ..views.helping import heatmap
 from ..views.page import rendered
 from ..views.svg import Scale
-from .card_text import WARNING, about_column, claim_lines, column_table, tests, warnings
+from .card_text import WARNING, careful, claim_lines, study_table
 from .outcome import StudyOutcome
 from .records import CellRecord
 from .study import StudyColumn
@@ -162,11 +161,10 @@ def _matrices(outcome: StudyOutcome, column: StudyColumn) -> list[StudyFigure]:
     made = []
     for label, found in _records(outcome, column).items():
         first = found[0]
-        names = [f"client {i}" for i in range(len(first.last))]
         groups = None if first.groups is None else np.array(first.groups, dtype=np.int64)
         for round, matrix in first.matrices.items():
             caption = f"{column.name}: {words.label(label)}, round {int(round) + 1}"
-            drawn = heatmap(np.array(matrix), names, groups, caption)
+            drawn = heatmap(np.array(matrix), groups, caption)
             made.append(StudyFigure(caption, drawn, "small"))
     return made
 
@@ -196,36 +194,28 @@ def _metric(outcome: StudyOutcome) -> str:
 
 
 def study_page(outcome: StudyOutcome, command: str = "coterie") -> str:
-    """The page of a study: its tables, claims and figures."""
+    """The page of a study: its table, claims and figures."""
     done, wanted = outcome.counts
-    study = outcome.study
-    tables = [(column, column_table(outcome, column)) for column in study.columns]
+    study, table = outcome.study, study_table(outcome)
+    claims = f" claims: {outcome.state}." if study.claims else ""
     values = {
         "title": f"{study.name}: {study.title}",
         "eyebrow": " ".join(command.split()[:2]),
-        "verdict": f"{done} of {wanted} runs; claims: {outcome.state}."
-        if study.claims
-        else f"{done} of {wanted} runs.",
+        "verdict": f"{done} of {wanted} runs{';' if claims else '.'}{claims}",
         "facts": (),
-        "alarms": (),
+        "alarms": [{"text": f"{WARNING} {text}", "code": ""} for text in careful(outcome)],
         "rejected": (),
         "command": command,
-        "anchor": re.sub(r"\W+", "-", study.name),
         "study": study,
-        "state": outcome.state,
         "figures": study_figures(outcome),
-        "tables": [
-            {
-                "name": column.name,
-                "about": about_column(column),
-                "heads": rows[0],
-                "rows": rows[1:],
-                "tested": tests(outcome, column),
-                "warnings": [f"{WARNING} {text}." for text in warnings(outcome, column)],
-            }
-            for column, rows in tables
-            if rows
-        ],
+        "table": table,
+        "rows": [[_bold(cell) for cell in row] for row in table.rows],
         "claims": claim_lines(outcome),
     }
     return rendered("study.html", values)
+
+
+def _bold(cell: str) -> Markup:
+    """A cell of Markdown as HTML."""
+    _, bold, rest = cell.rpartition("**")
+    return Markup("<b>{}</b>{}").format(cell.split("**")[1], rest) if bold else Markup.escape(cell)

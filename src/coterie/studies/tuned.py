@@ -3,7 +3,8 @@
 import itertools
 import json
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -20,11 +21,11 @@ from ..views import words
 
 TRIALS, SEEDS = 8, 1
 MOST_TRIALS = 10_000
-LAST, BEST, BEST_OF_ROUNDS = "validation_last", "validation_best", "validation_best_of_rounds"
-NUMBERS = (LAST, BEST, BEST_OF_ROUNDS)
 TRAIN = "train"
-FIELDS = ("trials", "seeds", "number", TRAIN)
+FIELDS = ("trials", "seeds", TRAIN)
 RANGE = {"low", "high", "log"}
+SEED = 0  # of random trials: methods with the same fields try the same values
+MOST_DRAWS = 50  # for each trial: values that were drawn before are drawn again
 
 Values = dict[str, Any]  # one value per searched field, by its dotted name in the method's table
 
@@ -32,7 +33,7 @@ Values = dict[str, Any]  # one value per searched field, by its dotted name in t
 class Choices(NamedTuple):
     """A field that takes one of these values."""
 
-    values: tuple[Any, ...]
+    values: Sequence[Any]
 
     @property
     def ends(self) -> tuple[Any, ...]:
@@ -40,6 +41,10 @@ class Choices(NamedTuple):
         found = [value for value in self.values if _real(value)]
         several = len(found) == len(self.values) and len(found) > 1
         return (min(found), max(found)) if several else ()
+
+    def drawn(self, luck: random.Random) -> Any:
+        """One of the values at random."""
+        return luck.choice(self.values)
 
 
 class Range(NamedTuple):
@@ -50,14 +55,24 @@ class Range(NamedTuple):
     log: bool
 
     @property
-    def whole(self) -> bool:
-        """Whether only whole numbers are tried."""
-        return isinstance(self.low, int) and isinstance(self.high, int)
+    def values(self) -> Sequence[int] | None:
+        """All whole numbers of the range; None for a range of real numbers."""
+        whole = isinstance(self.low, int) and isinstance(self.high, int)
+        return range(int(self.low), int(self.high) + 1) if whole else None
 
     @property
     def ends(self) -> tuple[Any, ...]:
         """Both ends."""
         return self.low, self.high
+
+    def drawn(self, luck: random.Random) -> float:
+        """A number at random, uniform or uniform in its logarithm."""
+        if self.log:
+            found = math.exp(luck.uniform(math.log(self.low), math.log(self.high)))
+        else:
+            found = luck.uniform(self.low, self.high)
+        found = float(f"{found:.3g}") if self.values is None else round(found)
+        return min(max(found, self.low), self.high)  # three digits are enough
 
 
 Searched = Choices | Range
@@ -70,7 +85,6 @@ class TunePlan:
 
     trials: int
     seeds: int
-    number: str | None  # one of NUMBERS; None: the one that belongs to the table's own number
     shared: Space
     own: dict[str, Space]  # by the method's name in the config
 
@@ -78,30 +92,25 @@ class TunePlan:
         """The fields that are searched for a method, by their dotted names in its table."""
         return {**self.shared, **self.own.get(method, {})}
 
+    def trials_of(self, method: str) -> list[Values]:
+        """The values to try: every combination if they fit into the trials, else random ones."""
+        space, found = self.space(method), dict[str, Values]()
+        count = size(space)
+        if count is not None and count <= self.trials:
+            listed = (searched.values or () for searched in space.values())
+            return [dict(zip(space, each, strict=True)) for each in itertools.product(*listed)]
+        luck = random.Random(SEED)
+        for _ in range(self.trials * MOST_DRAWS):
+            if len(found) < self.trials:
+                drawn = {field: searched.drawn(luck) for field, searched in space.items()}
+                found.setdefault(json.dumps(drawn), drawn)
+        return list(found.values())
+
 
 def size(space: Space) -> int | None:
     """The number of combinations; None if a field has a range of real numbers."""
-    lists = _lists(space)
-    return None if lists is None else math.prod(map(len, lists))
-
-
-def combinations(space: Space) -> Generator[Values, float, None]:
-    """Every combination of the listed values and whole numbers; the last field changes first."""
-    for values in itertools.product(*(_lists(space) or ())):
-        yield dict(zip(space, values, strict=True))
-
-
-def _lists(space: Space) -> list[Sequence[Any]] | None:
-    """The values of every field; None if a field has a range of real numbers."""
-    found: list[Sequence[Any]] = []
-    for searched in space.values():
-        if isinstance(searched, Choices):
-            found.append(searched.values)
-        elif searched.whole:
-            found.append(range(int(searched.low), int(searched.high) + 1))
-        else:
-            return None
-    return found
+    lists = [searched.values for searched in space.values()]
+    return None if None in lists else math.prod(len(values or ()) for values in lists)
 
 
 def read_plan(table: Any, methods: Iterable[str]) -> TunePlan:
@@ -111,13 +120,7 @@ def read_plan(table: Any, methods: Iterable[str]) -> TunePlan:
             f"tune: found {'nothing' if not table else repr(table)}; expected a table of what is "
             "searched, as in [tune.train] lr = [0.01, 0.1] or --set 'tune.train.lr=[0.01,0.1]'"
         )
-    number, own = table.get("number"), dict[str, Space]()
-    if number is not None and number not in NUMBERS:
-        raise ConfigError(
-            f"tune.number: found {number!r}; expected {', '.join(NUMBERS)}: a choice reads "
-            "validation data, and every other number is computed on test data"
-        )
-    known = [*FIELDS, *methods]
+    own, known = dict[str, Space](), [*FIELDS, *methods]
     for name, fields in table.items():
         if name not in known:
             raise ConfigError(f"tune.{name}: there is no such method; {did_you_mean(name, known)}")
@@ -129,7 +132,7 @@ def read_plan(table: Any, methods: Iterable[str]) -> TunePlan:
             "tune: no field is searched; expected one, as in [tune.train] lr = [0.01, 0.1]"
         )
     counts = _count(table, "trials", TRIALS), _count(table, "seeds", SEEDS)
-    return TunePlan(*counts, number, shared, own)
+    return TunePlan(*counts, shared, own)
 
 
 def _count(table: Mapping[str, Any], name: str, default: int) -> int:
@@ -275,11 +278,13 @@ class Tuned:
         lines = [f"# {line}" for line in (self.title, *self.notes)]
         if self.under is not None:
             lines += ["", f"[scales.{_key(self.under)}]"]
-            for method in self.methods:
-                lines += _flat(("algorithm", method.name), method.chosen())
-        else:
-            for method in self.methods:
-                lines += _tables(("algorithm", method.name), method.chosen())
+        for method in self.methods:
+            place: tuple[str, ...] = ("algorithm", method.name)
+            chosen = method.chosen()
+            if self.under is None and chosen:
+                lines += ["", f"[{'.'.join(map(_key, place))}]"]
+                place = ()
+            lines += _flat(place, chosen)
         return "\n".join(lines) + "\n"
 
     def __repr__(self) -> str:
@@ -302,7 +307,7 @@ def _shown(item: tuple[str, Any]) -> str:
 
 
 def _flat(path: tuple[str, ...], table: dict[str, Any]) -> list[str]:
-    """Dotted keys, as they stand below the header of a card's scale."""
+    """The lines of a table, with dotted keys for the tables inside it."""
     lines = []
     for name, value in table.items():
         at = (*path, name)
@@ -310,17 +315,6 @@ def _flat(path: tuple[str, ...], table: dict[str, Any]) -> list[str]:
             lines += _flat(at, value)
         else:
             lines.append(f"{'.'.join(map(_key, at))} = {toml_value(value)}")
-    return lines
-
-
-def _tables(path: tuple[str, ...], table: dict[str, Any]) -> list[str]:
-    """The table with a header, and its inner tables with theirs."""
-    plain = {name: value for name, value in table.items() if not isinstance(value, dict)}
-    lines = [f"{_key(name)} = {toml_value(value)}" for name, value in plain.items()]
-    lines = ["", f"[{'.'.join(map(_key, path))}]", *lines] if lines else []
-    for name, value in table.items():
-        if isinstance(value, dict):
-            lines += _tables((*path, name), value)
     return lines
 
 

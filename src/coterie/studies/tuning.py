@@ -6,16 +6,14 @@ print(found)          # the best values of every method
 print(found.toml())   # the same as TOML
 """
 
-import json
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..api import listeners_of
 from ..core.imports import Code, Given
-from ..core.metrics import higher_is_better
 from ..errors import ConfigError
 from ..runs import interrupt
 from ..runs.config.loading import TUNE, canonical, load, merge, read, tables_of
@@ -30,98 +28,20 @@ from .reproducing import card_of
 from .study import Study, StudyCell, StudyColumn, restricted, study_of
 from .study_runs import RECORDS, run_each
 from .tuned import (
-    BEST,
-    BEST_OF_ROUNDS,
-    LAST,
     Choices,
-    Searched,
     Space,
     Tuned,
     TunedMethod,
     TunedTrial,
     TunePlan,
     Values,
-    combinations,
     read_plan,
-    size,
     toml_value,
 )
 
-if TYPE_CHECKING:
-    from optuna import Trial
-
-
-# ---- suggestions ---------------------------------------------------------------------------------
-
-# Suggestions follow from the space, the number of trials and the scores alone. A search that was
-# killed asks again from the beginning: the scores of finished trials come from their records, so it
-# goes the same way without a second record of it.
-
-MOST_REPEATS = 50  # for each trial: Optuna may suggest what it has suggested before
-RANDOM = 4  # at least so many trials are drawn at random before the sampler uses their scores
-SEED = 0  # of the sampler: methods with the same fields begin with the same values
-
-
-def suggestions(space: Space, trials: int) -> Generator[Values, float, None]:
-    """Yield values to try and receive their score, larger is better; at most ``trials`` times.
-
-    If all combinations fit into the trials, each of them is suggested once. Otherwise Optuna
-    suggests values that were not tried before.
-    """
-    count = size(space)
-    if count is not None and count <= trials:
-        yield from combinations(space)
-    else:
-        yield from _sampled(space, trials)
-
-
-def require_optuna(space: Space, trials: int, where: str) -> None:
-    """Refuse a space that only Optuna can search if Optuna is not installed."""
-    count = size(space)
-    if count is not None and count <= trials:
-        return
-    try:
-        import optuna  # noqa: F401
-    except ImportError as error:
-        what = "a range" if count is None else f"{count} combinations in {trials} trials"
-        raise ConfigError(
-            f"{where}: searching {what} needs Optuna; install it with 'pip install "
-            "coterie[tune]', or list values that all fit into the trials"
-        ) from error
-
-
-def _sampled(space: Space, trials: int) -> Generator[Values, float, None]:
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = optuna.samplers.TPESampler(seed=SEED, n_startup_trials=max(RANDOM, trials // 2))
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    scores: dict[str, float] = {}
-    for _ in range(trials * MOST_REPEATS):
-        if len(scores) == trials:
-            return
-        trial = study.ask()
-        values = {field: _value(trial, field, searched) for field, searched in space.items()}
-        key = json.dumps(values)
-        if key not in scores:
-            scores[key] = yield values
-        study.tell(trial, scores[key])
-
-
-def _value(trial: "Trial", field: str, searched: Searched) -> Any:
-    if isinstance(searched, Choices):
-        texts = [json.dumps(value) for value in searched.values]
-        return searched.values[texts.index(trial.suggest_categorical(field, texts))]
-    if searched.whole:
-        return trial.suggest_int(field, int(searched.low), int(searched.high), log=searched.log)
-    found = trial.suggest_float(field, searched.low, searched.high, log=searched.log)
-    return min(max(float(f"{found:.3g}"), searched.low), searched.high)  # three digits are enough
-
-
-# ---- the search ----------------------------------------------------------------------------------
-
 TEXT, TOML, TRIALS = "tune.md", "tuned.toml", "trials.json"
-# The validation number that belongs to a table's number; LAST for every other one.
+# The validation score that belongs to a table's number; LAST for every other one.
+LAST, BEST, BEST_OF_ROUNDS = "validation_last", "validation_best", "validation_best_of_rounds"
 BELONGING = {
     "bmta": BEST,
     "accuracy_best_by_validation": BEST,
@@ -154,19 +74,17 @@ class Tuning:
     def expected(self) -> int:
         """The number of runs that are missing, at most."""
         cells = sum(len(column.config.seeds) for column in self.study.columns)
-        return max(0, cells * sum(map(self._budget, self.methods)) - len(self._known()))
+        trials = sum(len(self.plan.trials_of(method.name)) for method in self.methods)
+        return max(0, cells * trials - len(self._known()))
 
     def run(self, listeners: Sequence[Watch] = ()) -> Tuned:
         """Run the trials that have no records yet, and write the result."""
-        known = self._known()
-        searches = {
-            m.label: suggestions(self.plan.space(m.name), self.plan.trials) for m in self.methods
-        }
-        asked = {label: next(search) for label, search in searches.items()}
-        tried: dict[str, list[TunedTrial]] = {label: [] for label in searches}
-        metric = ""
+        known, metric = self._known(), ""
+        wanted = {method.label: self.plan.trials_of(method.name) for method in self.methods}
+        tried: dict[str, list[TunedTrial]] = {label: [] for label in wanted}
         with interrupt.held(self.out, self.command):
-            while asked:
+            for trial in range(max(map(len, wanted.values()))):
+                asked = {m: values[trial] for m, values in wanted.items() if trial < len(values)}
                 cells = self._cells(asked)
                 todo = [cell for cell in cells if record_for(cell, known) is None]
                 known |= {r.key: r for r in run_each(todo, self.out, listeners)}
@@ -174,7 +92,6 @@ class Tuning:
                 for label, values in asked.items():
                     of = [cell for cell in cells if cell.method.label == label]
                     tried[label].append(TunedTrial(values, self._score(of, known)))
-                asked = _next(searches, {label: tried[label][-1] for label in asked}, metric)
         return self._written(self._tuned(tried, metric))
 
     def check(self) -> None:
@@ -191,11 +108,6 @@ class Tuning:
                     except ConfigError as error:
                         raise ConfigError(f"{where}: {value!r} cannot be tried: {error}") from None
                 others[field] = listed[0]
-            require_optuna(space, self.plan.trials, f"{TUNE}, {method.label}")
-
-    def _budget(self, method: Method) -> int:
-        count = size(self.plan.space(method.name))
-        return self.plan.trials if count is None else min(count, self.plan.trials)
 
     def _known(self) -> dict[str, CellRecord]:
         found = {} if self.out is None else read_records(self.out / RECORDS)
@@ -222,7 +134,7 @@ class Tuning:
         """The mean validation score of a trial over its runs."""
         scores = []
         for cell in cells:
-            number = self.plan.number or BELONGING.get(cell.column.number, LAST)
+            number = BELONGING.get(cell.column.number, LAST)
             name = number.removeprefix("validation_")
             scores.append(known[cell.key].validation_score(name, cell.column.clients))
             if math.isnan(scores[-1]):
@@ -245,7 +157,7 @@ class Tuning:
             for method in self.methods
         ]
         plan, seeds = self.plan, self.study.columns[0].config.seeds
-        numbers = [plan.number or BELONGING.get(c.number, LAST) for c in self.study.columns]
+        numbers = [BELONGING.get(c.number, LAST) for c in self.study.columns]
         title = (
             f"{self.command}: {', '.join(dict.fromkeys(numbers))}, {plan.trials} trials per "
             f"method, seeds {', '.join(map(str, seeds))}"
@@ -289,21 +201,6 @@ def _metric(cells: Sequence[StudyCell], known: Mapping[str, CellRecord]) -> str:
     return found[0]
 
 
-def _next(
-    searches: Mapping[str, Generator[Values, float, None]],
-    told: Mapping[str, TunedTrial],
-    metric: str,
-) -> dict[str, Values]:
-    """The next values of every method that has trials left."""
-    better, asked = 1.0 if higher_is_better(metric) else -1.0, {}
-    for label, trial in told.items():
-        try:
-            asked[label] = searches[label].send(better * trial.score)
-        except StopIteration:
-            continue
-    return asked
-
-
 def _needed(method: Method, space: Space) -> dict[str, Any]:
     """What a table with the best values has to repeat, so that it replaces nothing.
 
@@ -334,7 +231,6 @@ def tune(
     scale: str = PAPER,
     trials: int | None = None,
     seeds: int | None = None,
-    number: str | None = None,
     methods: Sequence[str] = (),
     columns: Sequence[str] = (),
     set: Mapping[str, Any] | None = None,  # noqa: A002 - as in coterie.run
@@ -347,7 +243,7 @@ def tune(
     ``source`` is a config (a file or tables), or a card (its file or its id). With ``out`` a search
     that was killed is continued, and no finished trial is run again.
     """
-    given = {"trials": trials, "seeds": seeds, "number": number}
+    given = {"trials": trials, "seeds": seeds}
     changes = dict(set or {})
     changes |= {f"{TUNE}.{name}": value for name, value in given.items() if value is not None}
     found = tuning_of(

@@ -402,8 +402,25 @@ def site_clinical(
         outcome = None
     if outcome is None and rows.codes is None:
         return None
-    groups = rows.names, rows.codes
-    found = clinical(metric, answers, outcome, choice.specificity, *groups, validation)
+    count, positives, calibrated, sensitive = len(answers.targets), None, None, None
+    beside: tuple[float, ...] = ()
+    if outcome is not None and answers.chances is not None:
+        p, truth = answers.chances[:, outcome].astype(np.float64), answers.targets == outcome
+        positives = int(truth.sum())
+        if count >= FEWEST and bool(np.isfinite(p).all()):
+            beside = _beside(answers, outcome)
+            calibrated = calibration(p, truth)
+            held = None
+            if validation is not None and validation.chances is not None:
+                held = validation.chances[:, outcome], validation.targets == outcome
+            sensitive = sensitivity(p, truth, answers.units, choice.specificity, held)
+    groups = [] if rows.codes is None else [rows.codes == i for i in range(len(rows.names))]
+    subgroups = (
+        Subgroup(name, int(inside.sum()), estimated_score(metric, answers.where(inside)))
+        for name, inside in zip(rows.names, groups, strict=False)
+        if inside.any()
+    )
+    found = Clinical(count, positives, beside, calibrated, sensitive, tuple(subgroups))
     named = None if outcome is None else rows.classes[outcome]
     title = f"{rows.target}: {named}" if named is not None and rows.target else named
     return SiteClinical(title, choice.specificity, rows.column, metric, found)
@@ -425,43 +442,6 @@ def outcome_class(classes: Sequence[str], positive: str | None) -> int | None:
         known = did_you_mean(positive, classes) if classes else "this is a regression"
         raise ConfigError(f"--positive: no class is called '{positive}'; {known}")
     return classes.index(positive)
-
-
-def clinical(
-    metric: str,
-    answers: Answers,
-    outcome: int | None,
-    specificity: float,
-    names: Sequence[str],
-    codes: Array | None,
-    validation: Answers | None = None,
-) -> Clinical:
-    """The numbers of one client's test samples; ``names`` and ``codes`` are of the subgroups."""
-    count, positives, calibrated, sensitive = len(answers.targets), None, None, None
-    beside: tuple[float, ...] = ()
-    if outcome is not None and answers.chances is not None:
-        p, truth = answers.chances[:, outcome].astype(np.float64), answers.targets == outcome
-        positives = int(truth.sum())
-        if count >= FEWEST and bool(np.isfinite(p).all()):
-            beside = _beside(answers, outcome)
-            calibrated = calibration(p, truth)
-            held = None
-            if validation is not None and validation.chances is not None:
-                held = validation.chances[:, outcome], validation.targets == outcome
-            sensitive = sensitivity(p, truth, answers.units, specificity, held)
-    groups = [] if codes is None else [(i, codes == i) for i in range(len(names))]
-    return Clinical(
-        count,
-        positives,
-        beside,
-        calibrated,
-        sensitive,
-        tuple(
-            Subgroup(names[i], int(inside.sum()), estimated_score(metric, answers.where(inside)))
-            for i, inside in groups
-            if inside.any()
-        ),
-    )
 
 
 def estimated_score(metric: str, answers: Answers) -> Estimate | None:

@@ -1,19 +1,15 @@
 """The figures of a comparison's or a run's page, by the names of their files."""
 
-import io
 import re
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from ..errors import ConfigError
 from ..runs.run import Run
-from ..storage import files
 from . import figures
 from .clinical import ClinicalChoice
 from .clinical_page import clinical_view
@@ -48,7 +44,6 @@ def _named(
     else:
         best = shown_method(found)
         yield "learning curves", figures.learning_curves(found)
-        yield "score against bytes", figures.byte_curves(found)
         for panel in figures.panels(found, best):
             yield f"gains {panel.method}", panel.drawn
         for dots in scatters(found, best):
@@ -61,23 +56,7 @@ def _named(
         yield f"calibration {curve.name}", curve.drawn
 
 
-def write_figures(named: dict[str, Markup], folder: Path, *, pdf: bool) -> list[Path]:
-    """Write each figure as SVG, and as PDF if asked for; returns the files."""
-    made = []
-    with files.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for name, drawn in named.items():
-        svg = standalone(drawn)
-        made.append(folder / f"{name}.svg")
-        files.write_text(made[-1], svg)
-        if pdf:
-            made.append(folder / f"{name}.pdf")
-            with files.whole(made[-1]) as temporary:
-                temporary.write_bytes(to_pdf(svg))
-    return made
-
-
-# ---- figures as files of their own: SVG that other programs read, and PDF -----------------------
+# ---- figures as files of their own: SVG that other programs read ---------------------------------
 
 # The figures of a page take their colours and strokes from the page's style. In a file of its own
 # every element has its style as attributes, and colours are those on white paper: few programs
@@ -85,11 +64,7 @@ def write_figures(named: dict[str, Markup], folder: Path, *, pdf: bool) -> list[
 
 EDGE = 8.0  # white space around a figure
 FONT = "Helvetica, Arial, sans-serif"
-MISSING = "PDF files need fpdf2; install it with: pip install 'coterie[figures]'"
 _RULE = re.compile(r"svg ((?:\.[\w.-]+|text)) \{([^}]*)\}")
-_PLAIN = str.maketrans(
-    {"−": "-", "\u202f": " ", "\u00a0": " ", "’": "'", "“": '"', "”": '"', "–": "-"}
-)
 
 
 def standalone(drawn: Markup) -> str:
@@ -161,33 +136,3 @@ def _colours() -> dict[str, str]:
 def _resolved(text: str) -> str:
     """The text with colours in place of CSS variables."""
     return re.sub(r"var\((--[\w-]+)\)", lambda found: _colours()[found[1]], text)
-
-
-def to_pdf(svg: str) -> bytes:
-    """The file of :func:`standalone` as PDF; ConfigError if fpdf2 is not installed.
-
-    The fonts of PDF have the letters of western Europe; others lose their accents, or become "?".
-    """
-    try:
-        from fpdf import FPDF
-        from fpdf.svg import SVGObject
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
-    unread = r'<title>[^<]*</title>| preserveAspectRatio="[^"]*"'  # fpdf2 does not know them
-    drawn = SVGObject(_western(re.sub(unread, "", svg)))
-    size = ElementTree.fromstring(svg).attrib
-    page = FPDF(unit="pt", format=(float(size["width"]), float(size["height"])))
-    page.set_margin(0)
-    page.set_auto_page_break(False)
-    page.add_page()
-    page.set_font("helvetica")
-    drawn.draw_to_page(page)
-    made = io.BytesIO()
-    page.output(made)
-    return made.getvalue()
-
-
-def _western(text: str) -> str:
-    plain = text.translate(_PLAIN)
-    kept = (one if ord(one) < 256 else unicodedata.normalize("NFKD", one)[0] for one in plain)
-    return "".join(one if ord(one) < 256 else "?" for one in kept)

@@ -62,66 +62,74 @@ def learning_curves(comparison: "Comparison") -> Markup:
     return method_curves(drawn, comparison.metric, "Mean ")
 
 
-def byte_curves(comparison: "Comparison") -> Markup | None:
-    """The mean test score against the bytes that one client has sent and received for training.
-
-    Local, which sends nothing, is a level line at its last score. None if no method sends anything.
-    """
-    drawn = {}
-    for method in comparison.methods:
-        runs = list(comparison.of_method(method))
-        drawn[method] = _curve(runs)._replace(
-            x=metrics.mean_known(np.array([*map(_bytes, runs)]).T)
-        )
-    most = max(float(curve.x[-1]) for curve in drawn.values())
-    if most == 0:
-        return None
-    for method, curve in drawn.items():
-        if curve.x[-1] == 0:
-            level = [np.repeat(scores[-1], 2) for scores in curve[1:]]
-            drawn[method] = Curve(np.array([0.0, most]), *level)
-    return method_curves(drawn, comparison.metric, "Over bytes, mean ", _byte_axis)
-
-
-def _bytes(run: Run) -> Floats:
-    """Bytes sent and received by one client up to each evaluated round."""
-    each = np.cumsum([line["bytes_up"] + line["bytes_down"] for line in run.lines])
-    here = np.isin([line["round"] for line in run.lines], run.rounds)
-    total: Floats = each[here] / len(run.roster)
-    return total
-
-
 def site_curves(runs: Mapping[str, Sequence[Run]], i: int) -> Markup:
     """The test score of one client after every evaluated round: one line per method."""
     drawn = {method: _curve(some, i) for method, some in runs.items()}
     return method_curves(drawn, next(iter(runs.values()))[0].metric, "")
 
 
+class CurveFrame(NamedTuple):
+    """The scales of a figure of curves, and its axes as drawn."""
+
+    x: Scale
+    y: Scale
+    axes: list[Markup]
+    floor: float  # where a curve without any finite score has its name
+
+    def end(self, scores: Sequence[float]) -> float:
+        """The height of the last finite score."""
+        return next((self.y(v) for v in reversed(scores) if math.isfinite(v)), self.floor)
+
+    def points(self, places: Floats, scores: Floats) -> list[tuple[float, float]]:
+        """A curve's places in the drawing."""
+        return [(self.x(a), self.y(b)) for a, b in zip(places, scores, strict=True)]
+
+
+CURVE_TOP, CURVE_BOTTOM = 12.0, 36.0
+
+
+def _frame(
+    arrays: Sequence[Floats],
+    ends: tuple[float, float],
+    metric: str,
+    size: tuple[float, float],
+    axis: Axis | None = None,
+) -> CurveFrame:
+    """The frame of curves with these scores, from the first place to the last one."""
+    (first, last), (right, height), left = ends, size, 38.0
+    grid = ticks(*_extent(arrays))
+    x = Scale(first, last if last > first else first + 1, left, right)
+    y = Scale(grid[0], grid[-1], height - CURVE_BOTTOM, CURVE_TOP)
+    unit = words.unit(metric).strip()
+    texts = {value: f"{value:g}{unit if value == grid[-1] else ''}" for value in grid}
+    marks = (axis or _round_axis)(first, last, x, height - CURVE_BOTTOM)
+    return CurveFrame(x, y, [*_levels(texts, y, left, right), *marks], y(grid[0]))
+
+
 def method_curves(
     drawn: Mapping[str, Curve], metric: str, kind: str, axis: Axis | None = None
 ) -> Markup:
     """One line per method with a band over seeds, over rounds or over what ``axis`` shows."""
-    left, top, bottom = 38.0, 12.0, 36.0
-    height = max(320.0, top + bottom + 15 * (len(drawn) + 2))  # room for all names
-    right = 14 + 9.2 * max(len(words.label(method)) for method in drawn)
-    grid = ticks(*_extent([scores for curve in drawn.values() for scores in curve[1:]]))
-    first, last = (
-        f(float(curve.x[k]) for curve in drawn.values()) for f, k in ((min, 0), (max, -1))
-    )
-    x = Scale(first, last if last > first else first + 1, left, WIDTH - right)
-    y = Scale(grid[0], grid[-1], height - bottom, top)
-    content = [*_level_lines(grid, y, left, WIDTH - right, metric)]
-    content += (axis or _round_axis)(first, last, x, height - bottom)
-    ends = []
+    height = max(320.0, CURVE_TOP + CURVE_BOTTOM + 15 * (len(drawn) + 2))  # room for all names
+    right = WIDTH - 14 - 9.2 * max(len(words.label(method)) for method in drawn)
+    arrays = [scores for curve in drawn.values() for scores in curve[1:]]
+    places = [float(place) for curve in drawn.values() for place in curve.x[[0, -1]]]
+    frame = _frame(arrays, (min(places), max(places)), metric, (right, height), axis)
+    lines: list[Markup] = []
     for method, curve in drawn.items():
-        points = [(x(place), y(v)) for place, v in zip(curve.x, curve.mean, strict=True)]
-        ends.append(next((p[1] for p in reversed(points) if math.isfinite(p[1])), y(grid[0])))
         alone = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
-        ink = colour(method)
-        content += [_band(curve, x, y, ink), polyline(points, class_="line", stroke=ink, **alone)]
-    content += _end_labels(list(drawn), ends, WIDTH - right, (top, height - bottom - 8))
+        points = frame.points(curve.x, curve.mean)
+        line = polyline(points, class_="line", stroke=colour(method), **alone)
+        lines += [_band(curve, frame.x, frame.y, colour(method)), line]
+    ends = [frame.end(curve.mean.tolist()) for curve in drawn.values()]
+    names = [  # at the ends of their lines, in place of a legend
+        tag("text", words.label(m), x=right + 8, y=place + 4.5, class_="name", fill=colour(m))
+        for m, place in zip(
+            drawn, apart(ends, 15, CURVE_TOP, height - CURVE_BOTTOM - 8), strict=True
+        )
+    ]
     what = f"{kind}{METRICS[metric].title}{'' if axis else ' over rounds'}"
-    return figure(WIDTH, height, f"{what}, one line per method", *content)
+    return figure(WIDTH, height, f"{what}, one line per method", *frame.axes, *lines, *names)
 
 
 def _band(curve: Curve, x: Scale, y: Scale, ink: str) -> Markup:
@@ -140,28 +148,21 @@ MOST_LINES = 60  # at most so many clients have a line; of more clients, only ev
 
 def client_curves(run: Run) -> Markup:
     """The test score of each client after every evaluated round of one run, and their mean."""
-    height, left, top, bottom, right = 320.0, 38.0, 12.0, 36.0, 54.0
+    height, right, ink = 320.0, WIDTH - 54.0, colour(run.method)
     shown = _drawable(run.test)[:, :: -(-len(run.roster) // MOST_LINES)]
     places, means = _curve([run])[:2]
-    grid = ticks(*_extent([shown, means]))
-    first, last = float(places[0]), float(places[-1])
-    x = Scale(first, max(last, first + 1), left, WIDTH - right)
-    y = Scale(grid[0], grid[-1], height - bottom, top)
-
-    def points(scores: Floats) -> list[tuple[float, float]]:
-        return [(x(place), y(v)) for place, v in zip(places, scores, strict=True)]
-
-    end = next((p[1] for p in reversed(points(means)) if math.isfinite(p[1])), y(grid[0]))
-    ink = colour(run.method)
+    ends = float(places[0]), float(places[-1])
+    frame = _frame([shown, means], ends, run.metric, (right, height))
+    clients = (frame.points(places, scores) for scores in shown.T)
+    name = {"x": right + 8, "y": frame.end(means.tolist()) + 4.5, "class_": "name", "fill": ink}
     return figure(
         WIDTH,
         height,
         f"{METRICS[run.metric].title} of each client over rounds",
-        *_level_lines(grid, y, left, WIDTH - right, run.metric),
-        *_round_axis(first, last, x, height - bottom),
-        *(polyline(points(scores), class_="client", stroke="var(--alone)") for scores in shown.T),
-        polyline(points(means), class_="line", stroke=ink),
-        tag("text", "mean", x=WIDTH - right + 8, y=end + 4.5, class_="name", fill=ink),
+        *frame.axes,
+        *(polyline(points, class_="client", stroke="var(--alone)") for points in clients),
+        polyline(frame.points(places, means), class_="line", stroke=ink),
+        tag("text", "mean", **name),
     )
 
 
@@ -180,14 +181,6 @@ def curve_of(places: Floats, means: Floats) -> Curve:
     low, high = (np.full(len(known), np.nan) for _ in range(2))
     low[known], high[known] = np.nanmin(seeds[:, known], 0), np.nanmax(seeds[:, known], 0)
     return Curve(places, _drawable(metrics.mean_known(means.T)), low, high)
-
-
-def _level_lines(
-    grid: Sequence[float], y: Scale, left: float, right: float, metric: str
-) -> list[Markup]:
-    unit = words.unit(metric).strip()
-    texts = {value: f"{value:g}{unit if value == grid[-1] else ''}" for value in grid}
-    return _levels(texts, y, left, right)
 
 
 def _levels(texts: Mapping[float, str], y: Scale, left: float, right: float) -> list[Markup]:
@@ -213,30 +206,11 @@ def _round_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
     return titled({r: str(r) for r in kept}, "round", x, base)
 
 
-def _byte_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
-    texts = {value: words.size(value) for value in ticks(low, high, 3) if low <= value <= high}
-    return titled(texts, "sent and received per client", x, base)
-
-
 def titled(texts: Mapping[float, str], title: str, x: Scale, base: float) -> list[Markup]:
     """The marks of an axis and its title."""
     middle = (x.start + x.end) / 2
     head = tag("text", title, x=middle, y=base + 33, class_="tick middle")
     return [*_below(texts, x, base + 17), head]
-
-
-def _end_labels(
-    methods: Sequence[str],
-    ends: Sequence[float],
-    x: float,
-    within: tuple[float, float],
-) -> list[Markup]:
-    """The methods' names at the ends of their lines, in place of a legend."""
-    places = apart(ends, 15, *within)
-    return [
-        tag("text", words.label(m), x=x + 8, y=place + 4.5, class_="name", fill=colour(m))
-        for m, place in zip(methods, places, strict=True)
-    ]
 
 
 def _beside_local(comparison: "Comparison", best: str) -> list[str]:

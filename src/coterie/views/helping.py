@@ -15,7 +15,7 @@ from ..core.metrics import Floats
 from ..runs.run import Roster, Run
 from . import words
 from .reliance import Reliance, applied, coalitions, parts_of
-from .svg import Scale, apart, colour, figure, png, polyline, tag
+from .svg import apart, figure, png, tag
 
 LEAST = 0.25  # modularity below which groups are hardly told from chance
 MOST_GROUPS = 40
@@ -80,9 +80,7 @@ def room(names: Sequence[str]) -> float:
     return 10 + 7.2 * max(map(len, map(short, names)), default=0)
 
 
-def heatmap(
-    A: NDArray[Any], names: Sequence[str], groups: NDArray[np.int64] | None, title: str
-) -> Markup:
+def heatmap(A: NDArray[Any], groups: NDArray[np.int64] | None, title: str) -> Markup:
     """A matrix over clients ordered by true group; the diagonal (a client's own model) is grey.
 
     The colour scale ends at the largest weight on another client, because a client's weight on its
@@ -92,30 +90,9 @@ def heatmap(
     order = np.arange(K) if groups is None else np.argsort(groups, kind="stable")
     shown, own = A[np.ix_(order, order)], np.eye(K, dtype=bool)
     strong = np.clip(shown / (float(np.where(own, 0, shown).max()) or 1.0), 0, 1)
-    if K <= NAMED_UP_TO:
-        drawn = _cells(strong, shown, [names[i] for i in order])
-    else:
-        levels = np.where(own, 90, np.round(255 * strong))
-        drawn = [_picture(np.where(own[..., None], UNSURE, CLEAR), levels, EDGE)]
+    levels = np.where(own, 90, np.round(255 * strong))
+    drawn = [_picture(np.where(own[..., None], UNSURE, CLEAR), levels, EDGE)]
     return _framed(drawn, None if groups is None else groups[order], groups, order, EDGE, title)
-
-
-def _cells(strong: NDArray[Any], shown: NDArray[Any], names: Sequence[str]) -> list[Markup]:
-    cell = SIDE / len(names)
-    return [
-        tag(
-            "rect",
-            tag("title", f"{names[i]} ← {names[j]}: {shown[i, j]:.3g}"),
-            x=EDGE + j * cell,
-            y=EDGE + i * cell,
-            width=cell,
-            height=cell,
-            class_="self" if i == j else "cell",
-            fill_opacity=None if i == j else float(strong[i, j]),
-        )
-        for i in range(len(names))
-        for j in range(len(names))
-    ]
 
 
 def matrix(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Markup:
@@ -138,7 +115,7 @@ def matrix(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Mar
 def _picture(ink: NDArray[Any], opacity: NDArray[Any], left: float) -> Markup:
     """One pixel per cell, whose opacity is its weight, so that it suits light and dark pages."""
     pixels = np.concatenate([ink, opacity[..., None]], -1).astype(np.uint8)
-    place = {"x": left, "y": EDGE, "width": SIDE, "height": SIDE}
+    place = {"x": left, "y": EDGE, "width": SIDE, "height": SIDE, "image_rendering": "pixelated"}
     return tag("image", href=png(pixels), preserveAspectRatio="none", **place)
 
 
@@ -302,43 +279,6 @@ def _told(relied: Reliance, roster: Roster, i: int) -> str:
     return f"{roster.clients[i]}: {', '.join(helped) or 'relies on nobody in particular'}"
 
 
-# ---- weight inside the true group over rounds ---------------------------------------------------
-
-
-def inside_curve(run: Run, stroke: str) -> Markup | None:
-    """The share of weight inside the true group over rounds, and the share expected by chance."""
-    points = [
-        (line["round"] + 1, line["in_group_weight"])
-        for line in run.lines
-        if line.get("in_group_weight") is not None
-    ]
-    held, wanted = run.roster.truth(run.swaps)
-    if len(points) < 2 or held is None or wanted is None:
-        return None
-    same = wanted[:, None] == held
-    luck = (same.sum() - same.diagonal().sum()) / max(1, same.size - len(same))
-    width, height = 300.0, 72.0
-    x = Scale(points[0][0], points[-1][0], 2, width - 52)
-    y = Scale(0, 1, height - 6, 6)
-    end = points[-1][1]
-    return figure(
-        width,
-        height,
-        "Share of weight inside the true group over rounds",
-        tag("line", x1=2, x2=width - 52, y1=y(luck), y2=y(luck), class_="luck"),
-        tag("text", "chance", x=width - 46, y=y(luck) + 4, class_="tick small"),
-        polyline([(x(r), y(v)) for r, v in points], class_="line", stroke=stroke),
-        tag(
-            "text",
-            f"{100 * end:.0f} %",
-            x=width - 46,
-            y=y(end) + 4,
-            class_="name small",
-            fill=stroke,
-        ),
-    )
-
-
 # ---- the section on who helps whom: a graph and a matrix per method, averaged and round by round
 
 MOST_ROUNDS = 20  # rounds whose matrices a page holds
@@ -352,7 +292,6 @@ class HelpCard(NamedTuple):
     method: str
     graph: Markup | None
     matrix: Markup
-    inside: Markup | None
     order: str  # JSON list of clients in the order of the matrix
     seldom: str  # JSON list in that order: [rounds in which a client relied on others, all]; or 0
     largest: float  # the share that the number 255 stands for
@@ -410,7 +349,6 @@ def _card(relied: Reliance, run: Run, rounds: Sequence[int] | None) -> HelpCard:
         name,
         graph(relied, roster, found, f"{name}: who helps whom, as a graph"),
         matrix(relied, roster, found, f"{name}: who helps whom, as a matrix"),
-        inside_curve(run, colour(run.method)),
         json.dumps(found.order.tolist()),
         json.dumps(
             [

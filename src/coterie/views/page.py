@@ -219,7 +219,6 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "notes": notes(comparison),
             "tests": tests(comparison),
             "curves": figures.learning_curves(comparison),
-            "by_bytes": figures.byte_curves(comparison),
             "own": False,
             "exposed": exposed({m: list(comparison.of_method(m)) for m in comparison.methods}),
             "unit": ", in points," if METRICS[comparison.metric].percent else "",

@@ -11,7 +11,6 @@ import numpy as np
 
 from .. import __version__
 from ..core.metrics import METRICS
-from ..core.paired_tests import Gain
 from ..runs.run import LOCAL, Run
 from . import figures, page, words
 from .clinical import ClinicalChoice
@@ -149,21 +148,13 @@ def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
         score = words.number(float(found.site_scores(method)[i]), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:
-            gain, shown = _gain(one.gain, found.metric), one.claim
+            of = one.gain
+            gain, shown = words.gain_cell(of.gain, of.low, of.high, found.metric), one.claim
         lines.append((words.label(method), score, gain, shown if method != LOCAL else ""))
     return lines
 
 
-def _gain(gain: Gain, metric: str) -> str:
-    return words.gain_cell(gain.gain, gain.low, gain.high, metric)
-
-
 def _peer_lines(relied: Reliance, i: int, order: list[int]) -> list[tuple[str, ...]]:
-    return [
-        (
-            f"peer {k + 1}",
-            words.part(relied.share[i, j]),
-            "yes" if relied.clear[i, j] else "not shown",
-        )
-        for k, j in enumerate(order)
-    ]
+    shown = {True: "yes", False: "not shown"}
+    parts = ((words.part(relied.share[i, j]), shown[bool(relied.clear[i, j])]) for j in order)
+    return [(f"peer {k}", *part) for k, part in enumerate(parts, start=1)]

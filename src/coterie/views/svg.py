@@ -1,8 +1,8 @@
 """One colour per method, the same on every page, whichever methods a page compares.
 
-A method of ours has a slot of its own, somebody's own method one of a few slots by its name. The
-hues of neighbouring slots are far apart. Colours have enough contrast for text, on light and on
-dark pages; they are CSS variables of the page.
+A method of ours has a slot of its own, somebody's own method one of a few slots by its name.
+Colours have enough contrast for text, on light and on dark pages; they are CSS variables of the
+page.
 """
 
 import base64
@@ -22,13 +22,24 @@ from ..runs.run import LOCAL
 
 Mode = Literal["light", "dark"]
 OURS, ALIASED, OTHERS = 40, 12, 12  # slots of methods, of methods with an adaptation, of others
-GOLDEN = 137.508  # degrees between the hues of neighbouring slots
-# Lightness of OKLCH by slot, in turn, so that similar hues differ in lightness.
-LIGHTNESS: dict[Mode, tuple[float, ...]] = {
-    "light": (0.5, 0.35, 0.54, 0.42, 0.46),
-    "dark": (0.76, 0.9, 0.68, 0.82, 0.72),
+# Colours of OKLCH: the hues of neighbouring slots are 137.5 degrees apart, the lightness changes
+# with each slot, so that similar hues differ in lightness.
+COLOURS: dict[Mode, str] = {
+    "light": """
+        a24019 06453a 8d52a6 5d4b04 0b6080 a23955 02480f 6561bd 733e01 0a6567 913f82 3b3e03
+        1b71bc 89221d 0c684b 744ba4 4e3601 127b92 832151 3b6605 455bb2 602803 0b8076 6f2b78
+        645907 076b99 6f0823 158447 4f3992 7b4c08 07717a 670a4d 657906 0f4a97 963117 0d745e
+        511b6f 896a07 00556e 932c51 2e751e 2e2b81 a75500 005958 81347c 69670d 013d65 b24747
+        045c3b 63429b 855907 06424d a84779 3c5702 3152a5 a2410f 04453c 9050a3 5b4c05 066083
+        a23950 05481a 695fbb 704005""",
+    "dark": """
+        fb906a 5dfcdd b97cd3 e4c14a 16b3eb fb89a1 a1f7a4 8c8bec fdb171 14bbbf e78dd4 dfe874
+        4d9deb fdaca1 2dc08f c39afa ffd897 0ea9c9 ffa5c8 82b756 94adfe fed4bf 20afa2 efa4f9
+        b9a624 48bdff fed1d3 46b16d c3bafd de9232 1bc7d7 feceea 8da432 a1c6fd ee8266 24cda8
+        ebd3ff bb9219 60d4ff eb7c9c 7ec770 d6dcfe d97e37 06e0dd d582ce bab73e c3e2fe e2726f
+        64e0a5 af90f0 e4a339 9fedfe d771a4 aad56e 7aa1fc fa9165 58fce2 bc7bd0 e0c34b 26b2ed
+        fc899c 9af8a9 918aea feb169""",
 }
-CHROMA = 0.14  # less where the screen cannot show it
 
 
 def colour(method: str) -> str:
@@ -52,41 +63,14 @@ def _slot(method: str) -> int:
     return OURS + ALIASED + zlib.crc32(method.encode()) % OTHERS
 
 
-@cache
 def palette(mode: Mode) -> dict[str, str]:
     """Every variable of a method's colour, and its colour as #rrggbb."""
-    return {f"--m{i}": _hex(i, mode) for i in range(OURS + ALIASED + OTHERS)}
+    return {f"--m{i}": f"#{ink}" for i, ink in enumerate(COLOURS[mode].split())}
 
 
 def style(mode: Mode) -> str:
     """The palette as CSS declarations."""
     return "; ".join(f"{name}: {value}" for name, value in palette(mode).items()) + ";"
-
-
-def _hex(slot: int, mode: Mode) -> str:
-    lightness, hue = LIGHTNESS[mode][slot % 5], math.radians((40 + slot * GOLDEN) % 360)
-    chromas = (CHROMA * 0.95**k for k in range(100))
-    tried = (_rgb(lightness, chroma, hue) for chroma in chromas)
-    shown = next(parts for parts in tried if min(parts) >= 0 and max(parts) <= 1)
-    return "#" + "".join(f"{round(255 * _gamma(part)):02x}" for part in shown)
-
-
-def _rgb(lightness: float, chroma: float, hue: float) -> tuple[float, float, float]:
-    """Linear sRGB of a colour in OKLCH (Björn Ottosson's matrices)."""
-    a, b = chroma * math.cos(hue), chroma * math.sin(hue)
-    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
-    middle = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
-    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
-    return (
-        4.0767416621 * long - 3.3077115913 * middle + 0.2309699292 * short,
-        -1.2684380046 * long + 2.6097574011 * middle - 0.3413193965 * short,
-        -0.0041960863 * long - 0.7034186147 * middle + 1.7076147010 * short,
-    )
-
-
-def _gamma(part: float) -> float:
-    """Linear light as sRGB encodes it."""
-    return 12.92 * part if part <= 0.0031308 else 1.055 * part ** (1 / 2.4) - 0.055
 
 
 # ---- helpers to draw figures as SVG. Every text is escaped; colours are those of the page's style

@@ -1,7 +1,5 @@
 """The columns of a comparison's table: one row of COLUMNS for each."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -120,7 +118,7 @@ COLUMNS = (
     TableColumn(
         "in group",
         "share of the weight on other clients, over all rounds, inside the true group",
-        lambda row, _: words.share(row.in_group_weight),
+        lambda row, _: words.part(row.in_group_weight.mean),
         shown=lambda on: any(run.roster.groups is not None for run in on.runs),
     ),
     TableColumn(
@@ -359,7 +357,7 @@ def run_facts(result: "Run") -> list[tuple[str, str]]:
         ("each client's best round", text(found["best_of_rounds"])),
         ("bytes per client", words.size(traffic)),
         ("own models", _seen(result)),
-        ("weight in group", words.NONE if inside is None else f"{100 * inside:.0f} %"),
+        ("weight in group", words.part(inside)),
         ("seconds", f"{found['seconds']:.1f}"),
         ("digest", str(found["digest"])[:16]),
         ("folder", str(result.path or words.NONE)),
@@ -391,16 +389,8 @@ def run_text(result: "Run") -> str:
     return "\n".join([_run_title(result), *(f"  {name:<{width}}  {text}" for name, text in facts)])
 
 
-def run_html(result: "Run") -> str:
-    """One run as a notebook shows it."""
-    cell = Markup('<tr><th scope="row" style="text-align:left">{}</th><td>{}</td></tr>')
-    rows = Markup("").join(cell.format(name, text) for name, text in run_facts(result))
-    return str(Markup("<table><caption>{}</caption>{}</table>").format(_run_title(result), rows))
+# ---- the table of a comparison as Markdown and LaTeX; both have the cells of the terminal --------
 
-
-# ---- the table of a comparison as Markdown, LaTeX and CSV; all have the cells of the terminal ---
-
-_SPLIT = " ± "
 _LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
     **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
@@ -445,33 +435,7 @@ def _latex(text: str) -> str:
     return "".join(_LATEX.get(mark, mark) for mark in text)
 
 
-def to_csv(shown: Table) -> str:
-    """CSV text; a deviation over seeds is a column of its own, and what is not known is empty."""
-    split = [
-        any(_SPLIT in line.cells[i] for line in shown.lines) for i in range(len(shown.columns))
-    ]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    heads = zip((column.head for column in shown.columns), split, strict=True)
-    writer.writerow(
-        [name for head, two in heads for name in ([head, f"{head} ±"] if two else [head])]
-    )
-    for line in shown.lines:
-        cells = zip(line.cells, split, strict=True)
-        writer.writerow([part for cell, two in cells for part in _parts(cell, two)])
-    return text.getvalue()
-
-
-def _parts(cell: str, two: bool) -> list[str]:
-    plain = "" if cell == words.NONE else cell.replace(words.MINUS, "-")
-    if not two:
-        return [plain]
-    value, _, deviation = plain.partition(_SPLIT)
-    return [value, deviation]
-
-
 FORMATS: dict[str, Callable[[Table], str]] = {
     "markdown": to_markdown,
     "latex": to_latex,
-    "csv": to_csv,
 }

@@ -324,8 +324,11 @@ def _sentence(comparison: "Comparison", one: ClientGain | None, rows: int) -> st
         return f"joining with {method} costs you your model: it diverged; {tested}."
     own = f"your {rows} rows alone"
     if one.claim not in ("better", "worse"):
+        _, *ends = words.numbers((gain.gain, gain.low, gain.high), metric)
+        size = f"{words.number(gain.gain, metric, sign=True)}{words.points(metric)} "
+        size += f"({' to '.join(ends)})"
         lead = "" if METRICS[metric].percent else f"a gain in {METRICS[metric].title} of "
-        return f"open: {own} show {lead}{size_of(gain, metric)}{_why_open(comparison, one)}."
+        return f"open: {own} show {lead}{size}{_why_open(comparison, one)}."
     sign = 1 if one.claim == "better" else -1
     what, points = words.gains(metric, sign < 0, you=True), words.points(metric)
     seen, low, high = _turned((gain.gain, gain.low, gain.high), sign, metric)
@@ -370,13 +373,6 @@ def _little_to_gain(comparison: "Comparison", one: ClientGain) -> str:
         return ""
     some = f"in only {wrong}" if wrong else "in none"
     return f"; training alone is wrong {some} of them, too few to show a gain"
-
-
-def size_of(gain: Gain, metric: str) -> str:
-    """A gain with its interval: ``+7.1 points (3.2 to 11.0)``."""
-    _, low, high = words.numbers((gain.gain, gain.low, gain.high), metric)
-    value = words.number(gain.gain, metric, sign=True)
-    return f"{value}{words.points(metric)} ({low} to {high})"
 
 
 def _relied(helpers: list[str], mostly: bool, seldom: str) -> str:

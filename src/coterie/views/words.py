@@ -142,19 +142,14 @@ def size(value: float) -> str:
 
 
 def part(value: float | None) -> str:
-    """A part of a whole as a percentage; a dash if it is not known.
+    """A part of a whole as a percentage; a dash if it is not known (None or NaN).
 
     >>> part(0.4), part(1e-6), part(0), part(None)
     ('40 %', '< 1 %', '0 %', '—')
     """
-    if value is None:
+    if value is None or math.isnan(value):
         return NONE
     return "< 1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"
-
-
-def share(value: OverSeeds) -> str:
-    """A share as a percentage; a dash if it is NaN."""
-    return NONE if math.isnan(value.mean) else f"{100 * value.mean:.0f} %"
 
 
 def count(value: OverSeeds) -> str:
@@ -174,7 +169,11 @@ def chance(p: float) -> str:
 
 
 def listing(names: list[str], most: int = 3) -> str:
-    """A list of names for use in a sentence: ``a, b and c`` or ``a, b, c and 4 others``."""
+    """A list of names for use in a sentence.
+
+    >>> listing(["a"]), listing(list("abcd")), listing(list("abcdef"))
+    ('a', 'a, b, c and d', 'a, b, c and 3 others')
+    """
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
