@@ -53,7 +53,7 @@ OWNERS: dict[str, Callable[..., Any]] = {
         "partition": PARTITIONS,
         "model": MODELS,
         "dataset": MADE_HERE,
-        "reader": {name: entry.reader for name, entry in FORMATS.items()},
+        "reader": {name: entry.owner or entry.reader for name, entry in FORMATS.items()},
         "row": {"practical_groups": Group},
     }.items()
     for name, owner in table.items()
