@@ -100,7 +100,7 @@ def situations(draw):
 
 
 @given(situations())
-@settings(max_examples=150, deadline=2000)
+@settings(max_examples=60, deadline=2000)
 def test_any_situation_gives_a_partition_or_a_clear_refusal(situation):
     data, name, options, seed = situation
     try:
@@ -234,14 +234,6 @@ def test_natural_clients_keep_their_samples_and_groups():
         assert len(mine) == 40
 
 
-def test_iid_clients_hold_equally_many():
-    made = federate(balanced(10, 60, 10), PARTITIONS["iid"](clients=7))
-    sizes = [len(a) + len(b) for a, b in zip(made.train, made.val, strict=True)]
-    assert sum(sizes) == 600
-    assert max(sizes) - min(sizes) <= 1
-    assert sum(len(part) for part in made.test) == 100
-
-
 # Pathological (13.1)
 
 
@@ -260,16 +252,11 @@ def test_pathological_clients_hold_two_classes_in_equal_shards(clients):
     assert made.groups is None
 
 
-def test_the_public_codes_variant_may_repeat_a_class():
-    hands = [shard_classes(15, 2, 10, False, seed) for seed in range(20)]
-    assert any((hand[:, 0] == hand[:, 1]).any() for hand in hands)
-
-
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 12), st.integers(0, 99))
 def test_distinct_shards_never_repeat_a_class(clients, each, classes, seed):
     if each > classes:
         return
-    hands = shard_classes(clients, each, classes, True, seed)
+    hands = shard_classes(clients, each, classes, seed)
     assert hands.shape == (clients, each)
     assert all(len(set(hand)) == each for hand in hands.tolist())
     often = np.bincount(hands.reshape(-1), minlength=classes)
@@ -451,8 +438,6 @@ def test_groups_as_a_table_and_demand_beyond_supply():
     assert counts(made)[0].tolist() == [20, 20, 5, 5]
     with pytest.raises(DataError, match=r"class c0: the partition asks for 46 training .* are 30"):
         federate(balanced(4, 30, 20), PARTITIONS["practical_groups"](table=rows))
-    scaled = federate(balanced(4, 30, 20), PARTITIONS["practical_groups"](table=rows, scale=True))
-    assert 25 <= counts(scaled).sum(axis=0).max() <= 30
     with pytest.raises(ConfigError, match="found class 3"):
         federate(balanced(3, 30), PARTITIONS["practical_groups"](table=rows))
 
@@ -474,20 +459,18 @@ def test_groups_keep_a_client_each_when_resized():
 # WAFFLE (13.5)
 
 
-def test_distribution_c_is_p4s_table():
-    printed = label_shares(LISTS["C"], "left")
-    assert printed[0].tolist() == [0, 0, 0, 0.1, 0.2, 0.4, 0.2, 0.1, 0, 0]
-    assert printed[1].tolist() == [0, 0, 0.1, 0.2, 0.4, 0.2, 0.1, 0, 0, 0]
-    assert printed[9].tolist() == [0, 0, 0, 0, 0.1, 0.2, 0.4, 0.2, 0.1, 0]
-    mirrored = label_shares(LISTS["C"], "right")
-    assert all(np.array_equal(mirrored[i], printed[-i % 10]) for i in range(10))
+def test_distribution_c_is_p4s_list_shifted_right():
+    shares = label_shares(LISTS["C"])
+    assert shares[0].tolist() == [0, 0, 0, 0.1, 0.2, 0.4, 0.2, 0.1, 0, 0]
+    assert shares[1].tolist() == [0, 0, 0, 0, 0.1, 0.2, 0.4, 0.2, 0.1, 0]
+    assert shares[9].tolist() == [0, 0, 0.1, 0.2, 0.4, 0.2, 0.1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["A", "B", "C"])
 def test_every_class_is_used_up_exactly_once(name):
     made = federate(balanced(10, 200, 50), PARTITIONS["waffle"](distribution=name))
     assert (counts(made).sum(axis=0) == 200).all()
-    expected = label_shares(LISTS[name], "right")
+    expected = label_shares(LISTS[name])
     assert np.array_equal(counts(made), np.rint(200 * expected))
     assert np.abs(class_counts(made, made.test) - 50 * expected).max() <= 0.5
     assert made.relabel is None
@@ -525,7 +508,7 @@ def test_size_list_b_is_p4s():
 @pytest.mark.parametrize("sizes", ["B", "C"])
 def test_sizes_shrink_alike_where_a_class_would_not_suffice(sizes):
     wanted = np.array(SIZES[sizes])
-    shares = sized(label_shares(LISTS["C"], "right"), wanted)
+    shares = sized(label_shares(LISTS["C"]), wanted)
     assert shares.sum(axis=0).max() == pytest.approx(1)  # the scarcest class is used up
     given_out = share_out(shares, np.full(10, 6000)).sum(axis=1)
     assert given_out.sum() < 60000
@@ -721,21 +704,15 @@ def ten_sites(tmp_path):
 def test_every_partition_works_at_its_defaults(name, tmp_path, capsys):
     data = ten_sites(tmp_path)
     config = {"data": data, "partition": {"name": name}, "model": {"name": "linear"}}
-    told = f"data.client={data['client']}", f"data.target={data['target']}"
-    made = coterie.run(config, method="local", rounds=1, engine="vmap", out=str(tmp_path / "a"))
+    made = coterie.run(config, method="local", rounds=1, engine="loop", out=str(tmp_path / "a"))
     assert made.summary["clients_scored"] > 0
     stored = json.loads((tmp_path / "a" / "config.json").read_text())
     tables = {key: value for key, value in stored.items() if key not in WRITTEN}
     assert config_hash(read_config({**tables, **stored["asked"]})) == stored["hash"]
-    for command in (
-        ["run", "--method", "local", "--rounds", "1", "--engine", "vmap", "--model", "linear"],
-        ["show", "partition", name],
-    ):
-        source = ["--data", data["name"], "--set", told[0], "--set", told[1]]
-        named = ["--partition", name] if command[0] == "run" else []
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*command, *source, *named])
-        assert not ended.value.code, capsys.readouterr().err
+    told = [f"data.{key}={value}" for key, value in data.items()]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["show", "partition", name, *(word for one in told for word in ("--set", one))])
+    assert not ended.value.code, capsys.readouterr().err
 
 
 # What the fingerprint covers

@@ -35,11 +35,11 @@ from .findings import (
     SitePart,
     data_warnings,
     duplicates,
+    leakage_warnings,
     repeated_warnings,
     score_warnings,
     weak_warnings,
 )
-from .leakage import leakage_warnings
 
 MOST = 30  # sites that are printed; JSON has all of them
 FEW = 4  # classes whose shares are printed

@@ -32,7 +32,6 @@ def read_npz(
     stride: Count = 80,
     targets: Targets = "last",
     words: Count | None = None,
-    tokens: bool | None = None,
 ) -> Dataset:
     """Read an npz file of arrays or texts, or a folder with a npy file for each array.
 
@@ -46,7 +45,6 @@ def read_npz(
         stride: characters from the start of one sample of text to the start of the next.
         targets: of text, "last": the character after a sample; "every": the next at each position.
         words: tokens of text are the so many most frequent words; None: characters.
-        tokens: whether integers in x are tokens; by default non-negative ones of rank 2 are.
     """
     try:
         arrays = _mapped(path) if path.is_dir() else read_arrays(path)
@@ -63,7 +61,7 @@ def read_npz(
         )
     class_names = tuple(str(c) for c in arrays.get("class_names", ()))
     names = Names(class_names, _owner_names(path, arrays, pieces))
-    return assemble(name, pieces, names, arrays.get("fine_to_coarse"), tokens)
+    return assemble(name, pieces, names, arrays.get("fine_to_coarse"))
 
 
 def _mapped(path: Path) -> cache.Arrays:
@@ -145,9 +143,7 @@ def _owner_names(path: Path, arrays: cache.Arrays, pieces: list[Piece]) -> tuple
 
 
 def _passages(arrays: cache.Arrays) -> list[Passage]:
-    """The texts of all clients; a text without offsets belongs to no client in particular."""
-    if "text" in arrays:
-        return [Passage("text", arrays["text"].tobytes().decode("latin-1"))]
+    """The texts of all clients."""
     names = [str(name) for name in arrays["client_names"]]
     found = []
     for suffix, part in _PARTS:
