@@ -26,7 +26,7 @@ from .sources import images, sheets
 from .sources.heart import heart
 from .sources.npz import read_npz
 from .sources.tables import TableOptions, read_table
-from .sources.text import Targets, read_leaf, read_text
+from .sources.text import Cut, Targets, read_leaf, read_text
 
 # ---- datasets that need no download: digits, lines of plays, two synthetic regressions ----------
 
@@ -274,10 +274,10 @@ FORMATS: dict[str, Format] = {
     "table": Format(
         *(read_table, "CSV, TSV or parquet with a client column, or a file a client", TableOptions)
     ),
-    "npz": Format(read_npz, "numpy arrays x, y (or x_train, …) in a file, or npy in a folder"),
+    "npz": Format(read_npz, "numpy arrays x, y (or x_train, …) in a file, or npy in a folder", Cut),
     "leaf": Format(read_leaf, "LEAF's json files"),
     "images": Format(images.read_images, "images in CLIENT/CLASS/"),
-    "text": Format(read_text, "a folder with a .txt file a client"),
+    "text": Format(read_text, "a folder with a .txt file a client", Cut),
     "idx": Format(images.read_idx, "MNIST's idx files, plain, gzipped or in an archive"),
     "cifar": Format(images.read_cifar, "CIFAR's original pickles, unpacked or in their archive"),
 }

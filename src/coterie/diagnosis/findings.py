@@ -439,10 +439,10 @@ def score_warnings(sites: Sequence[SitePart], metric: str) -> list[str]:
             ' a useless model looks good: use --set run.metric=auc (or [run] metric = "auc")'
         )
     blind, coarse = [], []
-    for site in sites:
-        if site.test and site.smallest_gain is None:
+    for site in (site for site in sites if site.test):
+        if site.smallest_gain is None:
             blind.append(f"{site.client} ({site.test_units})")
-        elif site.test and site.smallest_gain > COARSE:
+        elif site.smallest_gain > COARSE:
             least = f"from {site.smallest_gain:.0f} points"
             coarse.append(f"{site.client} ({site.test_units}: {least})")
     if blind:
