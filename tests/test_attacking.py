@@ -18,8 +18,16 @@ from coterie.attacking.attacks import (
     of_method,
     with_door,
 )
-from coterie.attacking.references import MultiKrum, TrimmedMean
-from coterie.attacking.robustness import ROWS, Threat, _Rows, _rows, attack, attackers
+from coterie.attacking.robustness import (
+    ROWS,
+    MultiKrum,
+    Threat,
+    TrimmedMean,
+    _Rows,
+    _rows,
+    attack,
+    attackers,
+)
 from coterie.errors import ConfigError, StoreError
 from coterie.runs.assemble import assemble
 

@@ -6,14 +6,19 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, final
+from typing import Annotated, Any, NamedTuple, Unpack, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ..algorithms.fedavg import FedAvg, Update
 from ..api import Options, Source, configure, listeners_of
 from ..core import random
+from ..core.algorithm import Round
 from ..core.metrics import Floats, gains, higher_is_better, mean_known
+from ..core.mixing import squared_distances
+from ..core.ranges import Interval
 from ..core.shards import Shards
 from ..data.federation import Dataset
 from ..engines.evaluation import outputs
@@ -36,7 +41,6 @@ from ..runs.run import LOCAL, Run
 from ..storage import files
 from ..views import words
 from .attacks import ATTACKS, DOORS, TARGET, attacked, of_method, triggered
-from .references import REFERENCES
 
 GUARD = 3.0  # guard.norm of a guarded run
 FOLDER, ROWS = "attack", "attack.json"
@@ -170,6 +174,54 @@ def _bar(missed: Mapping[str, Sequence[str]], barred: Sequence[str]) -> str:
     not_so = [f"{words.label(m)} ({', '.join(found)})" for m, found in missed.items() if found]
     parts = [f"Reached ({told}): {', '.join(reach)}." if reach else f"Nobody reaches: {told}."]
     return " ".join([*parts, *([f"Not reached: {'; '.join(not_so)}."] if not_so else [])])
+
+
+# ---- two robust averages to compare with: they know nothing of who helps whom -------------------
+
+Fewer = Annotated[float, Interval(ge=0, lt=0.5)]
+
+
+@dataclass(frozen=True)
+class TrimmedMean(FedAvg):
+    """FedAvg with the coordinate-wise trimmed mean.
+
+    Fields:
+        trim: the share of clients whose values are left out at each end.
+    """
+
+    trim: Fewer = 0.2
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """Leave out the largest and the smallest values of each coordinate."""
+        m = len(uploads.w)
+        out = min(int(self.trim * m), (m - 1) // 2)
+        return uploads.w.sort(0).values[out : m - out].mean(0)
+
+
+@dataclass(frozen=True)
+class MultiKrum(FedAvg):
+    """FedAvg over the clients whose models are nearest to others.
+
+    Fields:
+        trim: the share of clients that may attack, and are left out.
+    """
+
+    trim: Fewer = 0.2
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """Average the m - f models with the smallest sums of m - f - 2 squared distances."""
+        m = len(uploads.w)
+        out = int(self.trim * m)
+        near = max(1, m - out - 2)
+        D = squared_distances(uploads.w).fill_diagonal_(torch.inf)
+        score = D.sort(1).values[:, :near].sum(1)
+        return uploads.w[score.argsort()[: m - out]].mean(0)
+
+
+REFERENCES = tuple(
+    Method(f"fedavg@{name}", f"fedavg@{name}", kind, {}, None, {}, {})
+    for name, kind in (("trimmed_mean", TrimmedMean), ("multi_krum", MultiKrum))
+)
 
 
 # ---- running it ----------------------------------------------------------------------------------
