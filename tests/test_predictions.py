@@ -45,7 +45,7 @@ def rescored(history):
     ]
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auc", "f1"])
+@pytest.mark.parametrize("metric", ["accuracy", "auc"])
 def test_the_answers_give_the_score_of_classes(metric):
     found = coterie.run(SMALL, method="fedavg", set={"run.metric": metric})
     np.testing.assert_allclose(rescored(found), found.last, rtol=1e-6)
