@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Unpack, final
@@ -44,8 +44,6 @@ from .attacks import ATTACKS, DOORS, TARGET, attacked, of_method, triggered
 
 GUARD = 3.0  # guard.norm of a guarded run
 FOLDER, ROWS = "attack", "attack.json"
-# The bar of a guarded method: at most DROP points below A0, and EVEN points below training alone.
-DROP, EVEN, BAR = 2.0, 1.0, ("A1", "A2", "A2x3", "A3", "A3x100", "A6", "A8", "A9")
 
 
 class Row(NamedTuple):
@@ -110,23 +108,6 @@ class Robustness:
         """The methods, as configured and guarded."""
         return list(dict.fromkeys((row.method, row.guarded) for row in self.rows))
 
-    @property
-    def barred(self) -> list[str]:
-        """The attacks of the bar that were run."""
-        return [attack for attack in BAR if any(row.attack == attack for row in self.rows)]
-
-    def misses(self, method: str, share: float) -> list[str]:
-        """The attacks under which a guarded method does not reach the bar."""
-        sign = 1 if higher_is_better(self.metric) else -1
-        alone = self.mean("mean", method=LOCAL, attack="A0")
-        clean = self.mean("mean", method=method, guarded=True, attack="A0")
-        missed = []
-        for attack in self.barred:
-            here = self.mean("mean", method=method, guarded=True, attack=attack, share=share)
-            if sign * (clean - here) > DROP or sign * (alone - here) > EVEN:
-                missed.append(attack)
-        return missed
-
     def table(self, name: str, share: float) -> str:
         """A Markdown table of one field: a row per method, a column per attack."""
         attacks = [a for a in ATTACKS if any(row.attack == a for row in self.rows)]
@@ -145,7 +126,7 @@ class Robustness:
         return printable_lines(self.markdown())
 
     def markdown(self) -> str:
-        """All tables, and which guarded methods do not reach the bar."""
+        """All tables."""
         parts = []
         for share in dict.fromkeys(row.share for row in self.rows if row.share):
             bad = len(attackers(self.clients, share, 0))
@@ -153,8 +134,6 @@ class Robustness:
             for name, told in TOLD.items():
                 if any(getattr(row, name) is not None for row in self.rows):
                     parts += [f"{told}:", self.table(name, share)]
-            missed = {m: self.misses(m, share) for m, guarded in self.subjects if guarded}
-            parts += [_bar(missed, self.barred)] if missed and self.barred else []
         return "\n\n".join(parts)
 
 
@@ -166,14 +145,6 @@ TOLD = {
     "on_other_groups": "Share of their weight on honest clients of another group, in percent",
     "backdoor": "Share of their samples with a trigger taken for its class, in percent",
 }
-
-
-def _bar(missed: Mapping[str, Sequence[str]], barred: Sequence[str]) -> str:
-    told = f"at most {DROP:g} points below A0, and {EVEN:g} below alone, under {', '.join(barred)}"
-    reach = [words.label(method) for method, found in missed.items() if not found]
-    not_so = [f"{words.label(m)} ({', '.join(found)})" for m, found in missed.items() if found]
-    parts = [f"Reached ({told}): {', '.join(reach)}." if reach else f"Nobody reaches: {told}."]
-    return " ".join([*parts, *([f"Not reached: {'; '.join(not_so)}."] if not_so else [])])
 
 
 # ---- two robust averages to compare with: they know nothing of who helps whom -------------------

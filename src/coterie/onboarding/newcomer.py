@@ -6,6 +6,7 @@ labelled only so many. Each draw gives a model by the method's own rule
 start on the same samples. Nobody else trains.
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -46,7 +47,7 @@ from ..runs.comparison_folder import COMPARE
 from ..runs.config.loading import load
 from ..runs.config.schema import Config
 from ..runs.run import LOCAL, Run
-from ..training.rounds import train
+from ..training.rounds import Record, train
 from ..views.reliance import collaborators_of_mixture
 
 AVERAGE = "fedavg"  # the method whose model is the plain average
@@ -260,15 +261,17 @@ def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
 
 def _alone(host: JoinableRun, on: Simulation) -> tuple[list[Answers], Mixture]:
     """Models trained alone, as long as the run was and from its start, and their answers."""
-    rounds, metric = len(host.run.lines), host.run.metric
-    engine = make_engine(EngineSettings("loop"), on.problem, on.shards)
-    try:
-        *_, last = train(Local(), on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
-    finally:
-        engine.close()
+    last = trained_here(Local(), on, len(host.run.lines), host.run.metric)
     assert last.outcomes is not None
     assert last.mixture is not None
     return list(last.outcomes.clients()), last.mixture
+
+
+def trained_here(method: AnyAlgorithm, on: Simulation, rounds: int, metric: str) -> Record:
+    """The last round of a method that is trained in this process, with nothing written."""
+    with contextlib.closing(make_engine(EngineSettings("loop"), on.problem, on.shards)) as engine:
+        *_, last = train(method, on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
+    return last
 
 
 def _spread(values: Tensor | None, usable: Tensor) -> Tensor | None:
