@@ -68,23 +68,10 @@ def test_the_scale_is_part_of_the_fingerprint_and_not_of_an_embedding():
     assert torch.equal(*inputs)
 
 
-@pytest.mark.parametrize("name", ["regression_groups", "sine"])
-def test_data_without_images_has_no_pixel_scale(name):
-    load(name, scale="auto")
+def test_data_without_images_has_no_pixel_scale():
+    load("sine", scale="auto")
     with pytest.raises(ConfigError, match=r"data\.scale.*no images"):
-        load(name, scale="unit")
-
-
-def test_regression_groups_have_opposite_coefficients():
-    data = load("regression_groups", clients=6, samples=50, noise=0.01)
-    fits = [
-        torch.linalg.lstsq(data.x[data.owners == i], data.y[data.owners == i, None]).solution[:, 0]
-        for i in range(6)
-    ]
-    assert data.owner_groups.tolist() == [0, 0, 0, 1, 1, 1]
-    for fit, group in zip(fits, data.owner_groups, strict=True):
-        assert torch.allclose(fit * (1 - 2 * group), fits[0], atol=0.02)
-    assert fits[0].norm() > 0.9
+        load("sine", scale="unit")
 
 
 def test_sine_clients_lie_on_consecutive_intervals():
@@ -415,11 +402,12 @@ def test_a_spoilt_cache_is_made_again():
     assert [file.name for file in cache.folder().iterdir()] == ["a.npz"]
 
 
-def test_part_train_leaves_out_the_sources_test_data(tmp_path):
+def test_a_part_leaves_out_the_sources_test_data_or_forgets_that_it_is(tmp_path):
     write_idx_folder(tmp_path)
-    data = load(str(tmp_path), part="train")
-    assert len(data.y) == 8
-    assert data.fixed is None
+    for part, count in (("train", 8), ("pooled", 12)):
+        data = load(str(tmp_path), part=part)
+        assert len(data.y) == count
+        assert data.fixed is None
     with pytest.raises(ConfigError, match="'all' or 'train' or 'pooled'"):
         load(str(tmp_path), part="tset")
 

@@ -584,16 +584,6 @@ def test_what_cannot_be_exported_is_refused(exported, tmp_path, change, expected
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_without_preprocessing_says_what_to_do(exported, tmp_path):
-    """Folders of earlier versions verify, and cannot be exported."""
-    old = Path(shutil.copytree(exported[1].path, tmp_path / "old"))
-    (old / "preprocessing.json").unlink()
-    files.write_json(old / files.MANIFEST, {"files": files.list_files(old)})
-    assert coterie.verify(old) == {str(old): []}
-    with pytest.raises(StoreError, match=r"no preprocessing\.json.*run it again with 'coterie run"):
-        coterie.export(old, "cedar", tmp_path / "new")
-
-
 def test_a_run_that_was_changed_is_not_exported(exported, tmp_path):
     place = Path(shutil.copytree(exported[1].path, tmp_path / "run"))
     flip(place / "models.safetensors")

@@ -133,20 +133,6 @@ class Bomb:
         return (open, ("canary", "w"))
 
 
-def test_an_older_folder_is_read_and_not_judged(compared):
-    """Runs of before had no predictions and did not say what they trained on."""
-    for run in compared.runs:
-        (run.path / "predictions.npz").rename(run.path / "kept")
-    try:
-        old = coterie.read(compared.path)
-        assert old.verdict.startswith("Nothing is tested")
-        assert old.judgements is None
-        assert [row.mean for row in old.rows] == [row.mean for row in compared.rows]
-    finally:
-        for run in compared.runs:
-            (run.path / "kept").rename(run.path / "predictions.npz")
-
-
 def test_who_is_not_served_is_not_judged():
     config = {**SMALL, "algorithm": {"waffle": {"requesters": [0]}}}
     found = coterie.compare(config, set={"run.methods": ["waffle"]})

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from ..core import random
 from ..core.fields import Checked, checked, fields
 from ..core.imports import INSTALLED_ONLY, Code, imported_dataclass, names_class
 from ..core.locations import located, place_of
-from ..core.ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
+from ..core.ranges import Count, CountOrZero, NotNegative
 from ..errors import ConfigError, DataError, did_you_mean
 from ..storage.files import expanded
 from .arrays import TEST, TRAIN, VALIDATION, Names, Piece, Scale, assemble, refuse_one_class, scaled
@@ -28,10 +28,10 @@ from .sources.npz import read_npz
 from .sources.tables import TableOptions, read_table
 from .sources.text import Cut, Targets, read_leaf, read_text
 
-# ---- datasets that need no download: digits, lines of plays, two synthetic regressions ----------
+# ---- datasets that need no download: digits, lines of plays, a synthetic regression ----------
 
 Kept = Literal["all", "train", "pooled"]  # samples: all, without the test part, all as one
-_MOST = 10**8  # the most numbers of a dataset, so that it fits in memory
+_MOST = 10**8  # samples, so that they fit in memory
 
 
 def digits() -> Dataset:
@@ -67,44 +67,6 @@ def plays(
     )
 
 
-def regression_groups(
-    *,
-    clients: Annotated[int, Interval(ge=2, le=LARGEST)] = 8,
-    samples: Count = 40,
-    features: Count = 5,
-    noise: NotNegative = 0.1,
-    seed: CountOrZero = 0,
-) -> Dataset:
-    """Clients of two groups: ``y = x·b`` for one half, ``y = -x·b`` for the other, plus noise.
-
-    clients: the number of clients
-    samples: samples per client
-    features: features per sample
-    noise: standard deviation of the noise that is added to y
-    seed: the seed of all draws
-    """
-    _check_size("regression_groups", clients * samples * features)
-    key = random.derive(seed, "regression_groups")
-    total = clients * samples
-    owners = torch.arange(clients).repeat_interleave(samples)
-    groups = torch.arange(clients) * 2 // clients
-    place = torch.arange(total * features).view(total, features)
-    x = random.normal(key, "x", place)
-    b = random.normal(key, "b", torch.arange(features))
-    b = b / b.norm()
-    sign = 1.0 - 2.0 * groups[owners]
-    y = sign * (x @ b) + noise * random.normal(key, "noise", torch.arange(total))
-    return Dataset(
-        name="regression_groups",
-        x=x.float(),
-        y=y.float(),
-        classes=0,
-        owners=owners,
-        owner_names=tuple(f"client{i}" for i in range(clients)),
-        owner_groups=groups,
-    )
-
-
 def sine(
     *, clients: Count = 12, samples: Count = 20, noise: NotNegative = 0.1, seed: CountOrZero = 0
 ) -> Dataset:
@@ -115,7 +77,11 @@ def sine(
     noise: standard deviation of the noise that is added to the curve
     seed: the seed of all draws
     """
-    _check_size("sine", clients * samples)
+    if clients * samples > _MOST:
+        raise ConfigError(
+            f"data: sine would have {clients * samples:.3g} samples; expected at most {_MOST:.0e}: "
+            "ask for fewer clients or samples"
+        )
     key = random.derive(seed, "sine")
     owners = torch.arange(clients).repeat_interleave(samples)
     place = torch.arange(clients * samples)
@@ -129,15 +95,6 @@ def sine(
         owners=owners,
         owner_names=tuple(f"interval{i}" for i in range(clients)),
     )
-
-
-def _check_size(name: str, numbers: int) -> None:
-    """Refuse a dataset that does not fit in memory."""
-    if numbers > _MOST:
-        raise ConfigError(
-            f"data: {name} would have {numbers:.3g} numbers; expected at most {_MOST:.0e}: ask for "
-            "fewer clients or samples"
-        )
 
 
 # ---- datasets that a class of the user's own makes or reads -------------------------------------
@@ -343,9 +300,6 @@ DATASETS: dict[str, DatasetEntry] = {
     "digits": DatasetEntry(digits, "1,797 grey 8x8 digits, bundled with scikit-learn"),
     "heart": DatasetEntry(heart, "920 heart patients of four hospitals, with missing values"),
     "plays": DatasetEntry(plays, "lines of eight of Shakespeare's characters, next character"),
-    "regression_groups": DatasetEntry(
-        regression_groups, "two groups of linear-regression clients, opposite coefficients"
-    ),
     "sine": DatasetEntry(sine, "P2's Figure 1: clients on intervals of a noisy sine curve"),
     **{name: DatasetEntry(_stored(name), source.about) for name, source in SOURCES.items()},
 }
