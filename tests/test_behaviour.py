@@ -16,6 +16,7 @@ from torch import nn
 from coterie.algorithms import ALGORITHMS
 from coterie.core import random
 from coterie.core.optim import Recipe
+from coterie.data.datasets import load
 from coterie.data.federation import Dataset
 from coterie.data.partition import PARTITIONS, federate
 from coterie.data.simulation import simulate

@@ -52,9 +52,7 @@ class SitePart(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers by name."""
-        found = self._asdict()
-        least = found.pop("smallest_gain")
-        return {**found, "rows": self.rows, "smallest_gain": least}
+        return {**self._asdict(), "rows": self.rows}
 
     def cells(self) -> tuple[str, ...]:
         """The text of each column."""
