@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from ...core.fields import Checked
 from ...errors import ConfigError, DataError
 from ..arrays import TEST, TRAIN, VALIDATION, Array, Floats, Ints, labels
 from ..federation import Dataset
@@ -172,7 +173,7 @@ Task = Literal["auto", "classification", "regression"]
 
 
 @dataclass(frozen=True)
-class TableOptions:
+class TableOptions(Checked):
     """The options of :func:`read_table`.
 
     client: the column with the client of each row; in a folder, the file names are used

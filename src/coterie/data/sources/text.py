@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from ...core.fields import Checked
 from ...core.ranges import Count
 from ...errors import ConfigError, DataError
 from ..arrays import TEST, TRAIN, VALIDATION, Ints, Names, Piece, assemble
@@ -37,7 +38,7 @@ class Passage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cut:
+class Cut(Checked):
     """How texts are cut into samples.
 
     length: characters (or words) per sample
