@@ -193,7 +193,7 @@ def plain(text: object) -> str:
     return _MARKS.sub(r"\\\1", printable(text))
 
 
-class Judged(NamedTuple):
+class JudgedClient(NamedTuple):
     """The numbers of a client's answers, where the outcome is a class."""
 
     clinical: SiteClinical | None = None
@@ -201,7 +201,9 @@ class Judged(NamedTuple):
     before: SiteClinical | None = None  # the numbers without the recalibration
 
 
-def card(config: ExportConfig, preprocessing: Preprocessing, count: int, judged: Judged) -> str:
+def card(
+    config: ExportConfig, preprocessing: Preprocessing, count: int, judged: JudgedClient
+) -> str:
     """The text of ``README.md``; ``count`` is the number of models in the mixture.
 
     Bins and subgroups with few rows are given without numbers: a card may be passed on.

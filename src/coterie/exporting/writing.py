@@ -55,7 +55,7 @@ from .model_card import (
     PREPROCESSING,
     WEIGHTS,
     ExportConfig,
-    Judged,
+    JudgedClient,
     ModelFacts,
     NetworkFacts,
     card,
@@ -74,7 +74,7 @@ class Trained(NamedTuple):
     preprocessing: Preprocessing
     model: FlatModel
     predictor: Mixture  # weights [r], models [r, P]
-    judged: Judged = Judged()
+    judged: JudgedClient = JudgedClient()
 
 
 def export(
@@ -184,7 +184,7 @@ def trained_client(
     changes, plain = Changes.of(run.config), network_factory(network, preprocessing.schema, code)
     changed = _model(network, plain, changes, predictor, run.seed)
     model, predictor = without(changes, changed, predictor, plain)
-    said, rows, judged = run.outcomes, run.roster.rows, Judged()
+    said, rows, judged = run.outcomes, run.roster.rows, JudgedClient()
     if said is not None and rows is not None and preprocessing.schema.target.classes:
         held, federation = None, None
         with contextlib.suppress(ConfigError):  # its data was given by a program, and is gone
@@ -220,15 +220,15 @@ def judged_client(
     held: Answers | None,
     *,
     recalibrate: bool,
-) -> Judged:
+) -> JudgedClient:
     """The numbers of a client's answers, with a threshold and a temperature by validation data."""
     before = site_clinical(metric, own, rows, choice, held)
     if not recalibrate:
-        return Judged(before)
+        return JudgedClient(before)
     again = recalibrated(held, own)
     assert held is not None
     own, held = (cooled(part, again.temperature) for part in (own, held))
-    return Judged(site_clinical(metric, own, rows, choice, held), again, before)
+    return JudgedClient(site_clinical(metric, own, rows, choice, held), again, before)
 
 
 def facts_of_run(run: Run, score: float, **facts: Any) -> ModelFacts:
