@@ -18,12 +18,20 @@ from coterie.attacking.attacks import (
     of_method,
     with_door,
 )
-from coterie.attacking.references import MultiKrum, TrimmedMean
-from coterie.attacking.robustness import ROWS, Threat, _Rows, _rows, attack, attackers
+from coterie.attacking.robustness import (
+    ROWS,
+    MultiKrum,
+    Threat,
+    TrimmedMean,
+    _Rows,
+    _rows,
+    attack,
+    attackers,
+)
 from coterie.errors import ConfigError, StoreError
 from coterie.runs.assemble import assemble
 
-SMALL = {"methods": ["fedavg"], "rounds": 3, "seeds": 1, "set": {"partition.clients": 6}}
+SMALL = {"methods": ["fedavg"], "rounds": 2, "seeds": 1, "set": {"partition.clients": 6}}
 
 
 class Sent(NamedTuple):
@@ -119,40 +127,38 @@ def test_a_backdoor_shows_its_trigger_in_a_share_of_the_attackers_samples(federa
     assert made.literal == len(on.shards.y)  # no client reads the trigger's class as another
 
 
-def test_without_attackers_a_run_is_that_of_compare(federation):
+@pytest.fixture(scope="module")
+def attacked(federation):
+    """The rows of FedAvg's runs under an attack, after those of runs without attackers."""
     inner, _ = federation
     done = _Rows(inner.config)
-    rows = {row.method: row for row in _rows(inner, Threat("A0", 0.0, False), done, ())}
+
+    def rows(*threat):
+        return {row.method: row for row in _rows(inner, Threat(*threat), done, ())}
+
+    return rows, rows("A0", 0.0, False), inner.config.run.rounds
+
+
+def test_without_attackers_a_run_is_that_of_compare(attacked):
+    rows = attacked[1]
     found = compare(None, **SMALL)
     for label in ("local", "fedavg"):
         (run,) = [run for run in found.runs if run.method == label]
         assert rows[label].mean == pytest.approx(run.last.mean())
 
 
-def test_what_is_not_finite_is_refused_and_nobody_else_is(federation):
-    inner, _ = federation
-    config = inner.config
-    done = _Rows(config)
-    list(_rows(inner, Threat("A0", 0.0, False), done, ()))
-    (row,) = [
-        row for row in _rows(inner, Threat("A9", 0.34, False), done, ()) if row.method == "fedavg"
-    ]
-    bad = attackers(6, 0.34, 0)
-    assert len(bad) == 2
-    assert (row.rejected, row.refused) == (len(bad) * config.run.rounds, 0)
+def test_what_is_not_finite_is_refused_and_nobody_else_is(attacked):
+    rows, _, rounds = attacked
+    row = rows("A9", 0.34, False)["fedavg"]
+    assert len(attackers(6, 0.34, 0)) == 2
+    assert (row.rejected, row.refused) == (2 * rounds, 0)
 
 
-def test_a_guard_refuses_outliers_and_without_it_they_are_taken(federation):
-    inner, _ = federation
-    done = _Rows(inner.config)
-    list(_rows(inner, Threat("A0", 0.0, False), done, ()))
-    found = {}
-    for guarded in (False, True):
-        threat = Threat("A3x100", 0.34, guarded)
-        (found[guarded],) = [r for r in _rows(inner, threat, done, ()) if r.method == "fedavg"]
-    rounds = inner.config.run.rounds
-    assert [found[g].rejected for g in (False, True)] == [0, 2 * rounds]
-    assert found[True].mean > found[False].mean
+def test_a_guard_refuses_outliers_and_without_it_they_are_taken(attacked):
+    rows, _, rounds = attacked
+    plain, guarded = (rows("A3x100", 0.34, guarded)["fedavg"] for guarded in (False, True))
+    assert [plain.rejected, guarded.rejected] == [0, 2 * rounds]
+    assert guarded.mean > plain.mean
 
 
 def loop_trimmed(w, out):
@@ -183,9 +189,9 @@ def test_the_robust_averages_equal_slow_loops(m):
 def test_rows_are_kept_and_not_run_again_and_honest_numbers_are_honest_clients(tmp_path):
     given = {**SMALL, "methods": ["fedfomo"], "out": tmp_path}
     seen = []
-    first = attack(None, ["A2", "A7"], [0.34], progress=seen.append, **given)
+    first = attack(None, ["A7"], [0.34], progress=seen.append, **given)
     assert {(row.method, row.attack) for row in first.rows} >= {
-        ("fedfomo", "A2"),
+        ("fedfomo", "A7"),
         ("fedavg@multi_krum", "A7"),
         ("local", "A0"),
     }
@@ -193,7 +199,7 @@ def test_rows_are_kept_and_not_run_again_and_honest_numbers_are_honest_clients(t
     weights = [row.on_attackers for row in first.rows if row.method == "fedfomo" and row.share]
     assert all(0 <= weight <= 100 for weight in weights)
     count = len(seen)
-    again = attack(None, ["A2", "A7"], [0.34], progress=seen.append, **given)
+    again = attack(None, ["A7"], [0.34], progress=seen.append, **given)
     assert again.rows == first.rows
     assert len(seen) == count
     assert "2 of 6 clients attack" in str(again)

@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 from coterie.algorithms import ALGORITHMS
+from coterie.core import random
 from coterie.core.optim import Recipe
 from coterie.data.datasets import load
+from coterie.data.federation import Dataset
 from coterie.data.partition import PARTITIONS, federate
 from coterie.data.simulation import simulate
 from coterie.training.rounds import train
@@ -79,7 +81,24 @@ FINDERS = {
     "cfl": ({}, drawn_on),
     "ifca": ({}, drawn_on),
 }
-GROUPS = {seed: load("regression_groups", seed=seed) for seed in (0, 1)}
+
+
+def regression_groups(seed):
+    """Eight clients of two groups: ``y = x·b`` for one half, ``y = -x·b`` for the other."""
+    key = random.derive(seed, "regression_groups")
+    owners, groups = torch.arange(8).repeat_interleave(40), torch.arange(8) // 4
+    x = random.normal(key, "x", torch.arange(320 * 5).view(320, 5))
+    b = random.normal(key, "b", torch.arange(5))
+    noise = 0.1 * random.normal(key, "noise", torch.arange(320))
+    y = (1.0 - 2.0 * groups[owners]) * (x @ (b / b.norm())) + noise
+    names = tuple(f"client{i}" for i in range(8))
+    return Dataset(
+        "regression_groups", x.float(), y.float(), 0,
+        owners=owners, owner_names=names, owner_groups=groups,
+    )  # fmt: skip
+
+
+GROUPS = {seed: regression_groups(seed) for seed in (0, 1)}
 
 
 def loss_of(name, seed=0, **fields):

@@ -321,7 +321,7 @@ def test_a_regression_has_subgroups_and_no_outcome(table):
 
 
 def test_older_runs_and_regressions_have_no_such_section(compared, tmp_path):
-    numbers = coterie.run(data="regression_groups", method="local", rounds=1)
+    numbers = coterie.run(data="sine", method="local", rounds=1)
     assert clinical_run([numbers]) is None
     old = Path(shutil.copytree(compared.path / "fedavg" / "seed-0", tmp_path / "old"))
     known = ("values", "targets", "units", "sizes")

@@ -92,7 +92,7 @@ def test_the_pixel_scale_of_images_is_settled_and_written_down():
     other = "unit" if AUTO_SCALE == "standard" else "standard"
     changed = assemble(load({}, {"data.name": "digits", "data.scale": other})).config
     assert canonical(changed)["data"]["scale"] == other
-    table = assemble(load({}, {"data.name": "regression_groups"})).config
+    table = assemble(load({}, {"data.name": "sine"})).config
     assert table.data.scale == "auto"  # there is nothing to settle
     with pytest.raises(ConfigError, match=r"data\.scale: found 'loud'"):
         load({}, {"data.scale": "loud"})

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import coterie
 from coterie.data import PARTITIONS, federate, load
 from coterie.data.arrays import AUTO_SCALE
 from coterie.data.datasets import SOURCES
@@ -28,7 +27,6 @@ from original_files import (
     py2_string,
     write_cifar10,
     write_cifar100,
-    write_idx,
     write_idx_folder,
 )
 
@@ -70,23 +68,10 @@ def test_the_scale_is_part_of_the_fingerprint_and_not_of_an_embedding():
     assert torch.equal(*inputs)
 
 
-@pytest.mark.parametrize("name", ["regression_groups", "sine"])
-def test_data_without_images_has_no_pixel_scale(name):
-    load(name, scale="auto")
+def test_data_without_images_has_no_pixel_scale():
+    load("sine", scale="auto")
     with pytest.raises(ConfigError, match=r"data\.scale.*no images"):
-        load(name, scale="unit")
-
-
-def test_regression_groups_have_opposite_coefficients():
-    data = load("regression_groups", clients=6, samples=50, noise=0.01)
-    fits = [
-        torch.linalg.lstsq(data.x[data.owners == i], data.y[data.owners == i, None]).solution[:, 0]
-        for i in range(6)
-    ]
-    assert data.owner_groups.tolist() == [0, 0, 0, 1, 1, 1]
-    for fit, group in zip(fits, data.owner_groups, strict=True):
-        assert torch.allclose(fit * (1 - 2 * group), fits[0], atol=0.02)
-    assert fits[0].norm() > 0.9
+        load("sine", scale="unit")
 
 
 def test_sine_clients_lie_on_consecutive_intervals():
@@ -171,18 +156,6 @@ def test_emnist_images_are_turned_and_subsets_kept_apart(tmp_path):
     assert np.array_equal(data.x[:8, 0], arrays["train-images-idx3-ubyte"].transpose(0, 2, 1))
     assert data.class_names[10] == "A"
     assert data.classes == 62
-
-
-def test_emnist_letters_count_from_zero(tmp_path):
-    for part in ("train", "test"):
-        write_idx(
-            tmp_path / f"emnist-letters-{part}-images-idx3-ubyte", np.zeros((4, 2, 2)), zipped=False
-        )
-        write_idx(
-            tmp_path / f"emnist-letters-{part}-labels-idx1-ubyte", np.arange(1, 5), zipped=False
-        )
-    data = load("emnist", path=str(tmp_path), subset="letters")
-    assert data.y.tolist() == [0, 1, 2, 3] * 2
 
 
 @pytest.mark.parametrize(
@@ -429,11 +402,12 @@ def test_a_spoilt_cache_is_made_again():
     assert [file.name for file in cache.folder().iterdir()] == ["a.npz"]
 
 
-def test_part_train_leaves_out_the_sources_test_data(tmp_path):
+def test_a_part_leaves_out_the_sources_test_data_or_forgets_that_it_is(tmp_path):
     write_idx_folder(tmp_path)
-    data = load(str(tmp_path), part="train")
-    assert len(data.y) == 8
-    assert data.fixed is None
+    for part, count in (("train", 8), ("pooled", 12)):
+        data = load(str(tmp_path), part=part)
+        assert len(data.y) == count
+        assert data.fixed is None
     with pytest.raises(ConfigError, match="'all' or 'train' or 'pooled'"):
         load(str(tmp_path), part="tset")
 
@@ -616,9 +590,9 @@ def test_the_pack_is_read(name, shape, classes):
 # Tokens
 
 
-def npz(tmp_path, x, **options):
+def npz(tmp_path, x):
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(len(x)) % 2)
-    return load(str(tmp_path / "a.npz"), **options)
+    return load(str(tmp_path / "a.npz"))
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64, np.uint16])
@@ -647,20 +621,6 @@ def test_floats_bytes_and_negative_numbers_are_features(tmp_path, x):
     assert data.numeric.all()
 
 
-def test_the_user_outranks_the_type(tmp_path):
-    x = np.arange(100).reshape(20, 5)
-    assert npz(tmp_path, x, tokens=False).x.dtype == torch.float32
-    assert npz(tmp_path, x.astype(np.uint8), tokens=True).x.dtype == torch.int64
-    for wrong in (x - 1, x + 0.5):
-        with pytest.raises(DataError, match=r"data\.tokens = true, but"):
-            npz(tmp_path, wrong, tokens=True)
-    with pytest.raises(DataError, match=r"data\.tokens = false"):
-        npz(tmp_path, x + 10**15)
-
-
-def test_tokens_are_trained_on(tmp_path):
-    x = np.random.default_rng(0).integers(0, 12, (40, 4))
-    np.savez(tmp_path / "a.npz", x=x, y=x[:, -1] % 2)
-    config = {"data": {"name": str(tmp_path / "a.npz")}, "model": {"name": "char_lstm"}}
-    found = coterie.run(config, method="fedavg", clients=2, rounds=1, engine="loop")
-    assert found.summary["clients_scored"] == 2
+def test_integers_that_are_no_tokens_are_refused(tmp_path):
+    with pytest.raises(DataError, match="store them as floats"):
+        npz(tmp_path, np.arange(100).reshape(20, 5) + 10**15)

@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,13 @@ from coterie.core.inference import smallest_gain
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.diagnosis import findings
-from coterie.diagnosis.findings import data_warnings, score_warnings
-from coterie.diagnosis.leakage import leakage_warnings, one_sided
+from coterie.diagnosis.findings import (
+    data_warnings,
+    extremes,
+    leakage_warnings,
+    one_sided,
+    score_warnings,
+)
 from coterie.errors import CoterieWarning, DataError
 from coterie.runs.estimate import _extrapolated
 
@@ -98,29 +104,26 @@ def test_a_split_without_positives_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("column", "write", "pair"),
     [
-        ("sex", lambda cell: cell[0].upper(), ("F", "female")),
-        ("sex", str.upper, ("FEMALE", "female")),
-        ("sex", lambda cell: f"{cell[:2]}- {cell[2:]}", ("fe- male", "female")),
-        ("ill", str.title, ("Yes", "yes")),
+        ("sex", lambda cell: cell[0].upper(), "'F' (c) and 'female' (a, b, d)"),
+        ("sex", str.upper, "'FEMALE' (c) and 'female' (a, b, d)"),
+        ("sex", lambda cell: f"{cell[:2]}- {cell[2:]}", "'fe- male' (c) and 'female' (a, b, d)"),
+        ("ill", str.title, "'Yes' (c) and 'yes' (a, b, d)"),
     ],
     ids=["prefix", "case", "punctuation", "target"],
 )
 def test_two_spellings_of_a_category_are_named_with_their_sites(tmp_path, column, write, pair):
-    made = federation(tmp_path, only_at("c", **{column: write}))
-    found = findings.alike(made)
-    assert {found_.column for found_ in found} == {column if column != "ill" else "the target"}
+    found = data_warnings(federation(tmp_path, only_at("c", **{column: write})))
+    told = column if column != "ill" else "the target"
+    assert all(f"'{told}'" in one and "written in two ways" in one for one in found)
     assert len(found) == 2  # both categories of the column
-    assert {(*one.at, *one.other_at) for one in found} == {("c", "a", "b", "d")}
-    assert any({one.one, one.other} == {*pair} for one in found)
-    assert sum("written in two ways" in text for text in data_warnings(made)) == 2
+    assert any(pair in one for one in found)
 
 
 def test_a_beginning_that_one_site_uses_beside_the_whole_is_another_category(tmp_path):
     """ "mild" and "mildly better" at every site are two categories."""
-    sites = federation(
-        tmp_path, lambda _, row: {**row, "sex": {"female": "mild", "male": "mildly"}[row["sex"]]}
-    )
-    assert findings.alike(sites) == []
+    write = {"female": "mild", "male": "mildly"}
+    made = federation(tmp_path, lambda _, row: {**row, "sex": write[row["sex"]]})
+    assert data_warnings(made) == []
 
 
 def test_spellings_at_one_site_are_named_too(tmp_path):
@@ -129,31 +132,27 @@ def test_spellings_at_one_site_are_named_too(tmp_path):
     made = federation(
         tmp_path, only_at("a", sex=lambda cell: cell.title() if next(turns) % 4 < 2 else cell)
     )
-    found = {(one.one, one.at, one.other_at) for one in findings.alike(made)}
-    assert found == {("Female", ("a",), SITES), ("Male", ("a",), SITES)}
+    found = data_warnings(made)
+    assert ["'Female' (a) and 'female' (a, b, c, d)" in found[0], len(found)] == [True, 2]
 
 
 def test_a_site_with_categories_of_its_own_is_named(tmp_path):
     made = federation(tmp_path, only_at("b", sex=lambda cell: {"female": "w", "male": "x"}[cell]))
-    (odd,) = findings.codings(made)
-    assert (odd.client, odd.column, {*odd.own}, {*odd.others}) == (
-        "b",
-        "sex",
-        {"w", "x"},
-        {"female", "male"},
-    )
-    assert len([text for text in data_warnings(made) if "'b'" in text]) == 1
+    (odd,) = data_warnings(made)
+    assert "'sex': no other client uses the categories of 'b' (w, x)" in odd
+    assert "the others use female, male;" in odd
 
 
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_another_unit_is_named_and_medians_around_zero_are_not(tmp_path, factor):
     made = federation(tmp_path, only_at("d", height=lambda cell: f"{factor * float(cell):.4f}"))
     (odd,) = findings.scales(made)
-    assert (odd.client, odd.column, odd.what) == ("d", "height", "median")
-    assert odd.own == pytest.approx(factor * odd.others, rel=0.1)
+    assert odd.startswith("client 'd': column 'height' has a median of ")
+    own, others = map(float, re.findall(r"(?:of|others) ([\d.e+-]+),", odd))
+    assert own == pytest.approx(factor * others, rel=0.1)
     wide = federation(tmp_path, only_at("d", balance=lambda cell: f"{20 * float(cell):.4f}"))
     (odd,) = findings.scales(wide)
-    assert (odd.client, odd.column, odd.what) == ("d", "balance", "spread")
+    assert odd.startswith("client 'd': column 'balance' has a spread of ")
 
 
 @pytest.mark.parametrize("column", ["height", "sex"])
@@ -206,6 +205,46 @@ def test_the_smallest_gain_is_the_first_that_a_site_is_told(sites, bar):
         assert gain == (pytest.approx(100 * shown[0] / n) if shown else None)
     known = [gain for gain in found if gain is not None]
     assert known == sorted(known, reverse=True)
+
+
+# ---- a number that is wildly out of scale at one client ------------------------------------------
+
+
+def costs(tmp_path, change=None, heavy=False):
+    rng = np.random.default_rng(0)
+    ages = rng.normal(50, 10, 120)
+    prices = rng.lognormal(3, 2, 120) if heavy else rng.normal(1, 0.1, 120)
+    rows = [
+        [f"s{i % 4}", f"{age:.1f}", f"{cost:.3f}", str(i % 2), "ill" if i % 3 else "well"]
+        for i, (age, cost) in enumerate(zip(ages, prices, strict=True))
+    ]
+    if change is not None:
+        row, column, value = change
+        rows[row][column] = value
+    text = "\n".join(",".join(row) for row in [["site", "age", "cost", "flag", "y"], *rows])
+    path = tmp_path / "sites.csv"
+    path.write_text(text)
+    return load(str(path), client="site", target="y")
+
+
+def found(tmp_path, *given, **options):
+    told = extremes(federate(costs(tmp_path, *given, **options), PARTITIONS["natural"]()))
+    return [re.match(r"client '(\w+)': column '(\w+)' holds ", one).groups() for one in told]
+
+
+@pytest.mark.parametrize("cell", ["1e30", "-1e6", "520000"])
+def test_one_huge_cell_is_named_with_its_client_and_column(tmp_path, cell):
+    assert found(tmp_path, (6, 1, cell)) == [("s2", "age")]
+
+
+def test_honest_tables_are_not_blamed(tmp_path):
+    assert found(tmp_path) == []
+    assert found(tmp_path, heavy=True) == []
+
+
+def test_a_column_of_two_values_is_judged_alike(tmp_path):
+    assert found(tmp_path, (6, 3, "300")) == []
+    assert found(tmp_path, (6, 3, "90000")) == [("s2", "flag")]
 
 
 # ---- what leaves a site --------------------------------------------------------------------------

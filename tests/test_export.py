@@ -35,7 +35,6 @@ from coterie.exporting.exported_model import Predictions
 from coterie.exporting.model_card import NAMES, ModelFacts, NetworkFacts, written_network
 from coterie.exporting.writing import Trained, trained_client, write_export
 from coterie.networks import registry
-from coterie.runs import run_folder
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import load, merge
 from coterie.storage import files
@@ -123,22 +122,17 @@ def test_a_table_is_answered_as_in_the_run(exported, tmp_path):
     assert "" in {row[1] for row in rows_of(tmp_path / "new.csv")}
 
 
-def test_columns_and_rows_in_another_order_give_the_same_answers(exported, tmp_path):
+def test_other_orders_and_a_table_in_memory_give_the_same_answers(exported, tmp_path):
     model, rows = coterie.load_export(exported[2]), test_rows(exported[1], "cedar")
-    once = model.predict(new_rows(exported, tmp_path / "a.csv"))
+    once = model.predict(new_rows(exported, tmp_path / "a.csv")).values
     turned = model.predict(new_rows(exported, tmp_path / "b.csv", order=("kind", "b", "a")))
-    np.testing.assert_array_equal(once.values, turned.values)
+    np.testing.assert_array_equal(once, turned.values)
     back = model.predict(new_rows(exported, tmp_path / "c.csv", rows=rows[::-1]))
-    np.testing.assert_allclose(once.values[::-1], back.values, atol=1e-6, rtol=0)
-
-
-def test_a_table_in_memory_is_a_table(exported, tmp_path):
-    model = coterie.load_export(exported[2])
-    header, *cells = rows_of(new_rows(exported, tmp_path / "new.csv"))
+    np.testing.assert_allclose(once[::-1], back.values, atol=1e-6, rtol=0)
+    header, *cells = rows_of(tmp_path / "a.csv")
     columns = {name: [row[at] or None for row in cells] for at, name in enumerate(header)}
     columns["a"] = [float(cell) for cell in columns["a"]]
-    expected = model.predict(tmp_path / "new.csv").values
-    np.testing.assert_array_equal(model.predict(columns).values, expected)
+    np.testing.assert_array_equal(model.predict(columns).values, once)
 
 
 @pytest.mark.parametrize("method", ["fedem", "federico"])
@@ -590,33 +584,9 @@ def test_what_cannot_be_exported_is_refused(exported, tmp_path, change, expected
     assert not (tmp_path / "new").exists()
 
 
-def test_a_run_without_preprocessing_says_what_to_do(exported, tmp_path):
-    """Folders of earlier versions verify, and cannot be exported."""
-    old = Path(shutil.copytree(exported[1].path, tmp_path / "old"))
-    (old / "preprocessing.json").unlink()
-    files.write_json(old / files.MANIFEST, {"files": files.list_files(old)})
-    assert coterie.verify(old) == {str(old): []}
-    with pytest.raises(StoreError, match=r"no preprocessing\.json.*run it again with 'coterie run"):
-        coterie.export(old, "cedar", tmp_path / "new")
-
-
-def test_preprocessing_is_a_file_of_the_run(exported, tmp_path):
-    """The manifest must list it; alone it is no run, so that a new run may be written there."""
+def test_a_run_that_was_changed_is_not_exported(exported, tmp_path):
     place = Path(shutil.copytree(exported[1].path, tmp_path / "run"))
-    listed = files.list_files(place)
-    listed.pop("preprocessing.json")
-    files.write_json(place / files.MANIFEST, {"files": listed})
-    assert coterie.verify(place) == {str(place): ["preprocessing.json is not in MANIFEST.json"]}
-    for path in place.iterdir():
-        if path.name not in ("partition.json", "preprocessing.json"):
-            path.unlink()
-    run_folder.refuse_used(place)
-
-
-@pytest.mark.parametrize("name", ["preprocessing.json", "models.safetensors", "config.json"])
-def test_a_run_that_was_changed_is_not_exported(exported, tmp_path, name):
-    place = Path(shutil.copytree(exported[1].path, tmp_path / "run"))
-    flip(place / name)
+    flip(place / "models.safetensors")
     with pytest.raises(StoreError):
         coterie.export(place, "cedar", tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,10 +31,8 @@ from coterie.attacking.inversion import (
     recovered,
 )
 from coterie.core.flat import FlatModel, build
-from coterie.core.privacy import Privacy
 from coterie.engines import EngineSettings
 from coterie.errors import ConfigError
-from coterie.runs.accounting import foreseen
 from coterie.runs.assemble import assemble
 from support import cnn, task
 
@@ -199,17 +196,3 @@ def test_what_could_not_be_attacked_is_refused_before_training(asked, word):
     with pytest.raises(ConfigError, match=word):
         exposed_rows(configure(asked, code=Path(__file__).parent), [told.append])
     assert not told
-
-
-def test_what_is_foreseen_is_what_a_run_spends():
-    pytest.importorskip("opacus", reason="pip install 'coterie[dp]'")
-    from coterie.api import run
-
-    asked = {**SMALL, "privacy": {"noise": 1.0}}
-    spent = run(asked, method="ditto").summary["privacy"]["epsilon"]
-    inner = assemble(configure(asked))
-    method = inner.config.method("ditto")
-    on = inner.prepare(method.build(), inner.config.single(method, 0))
-    assert foreseen(on.problem, method.build(), 1) == max(spent.values())
-    quiet = replace(on.problem, privacy=Privacy(noise=0.0))
-    assert foreseen(quiet, method.build(), 1) == math.inf

@@ -3,7 +3,6 @@
 import pickle
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -120,20 +119,6 @@ def test_groups_and_labels_stay_with_the_clients_that_are_kept():
     whole, made = federate(load("digits"), shift), federate(load("digits"), shift, first=4)
     assert torch.equal(made.groups, whole.groups[:4])
     assert torch.equal(made.relabel, whole.relabel[:4])
-
-
-def test_a_pooled_source_forgets_its_own_test_part(tmp_path):
-    rows = np.arange(40, dtype=np.float32)[:, None]
-    np.savez(
-        tmp_path / "a.npz",
-        **{"x_train": rows[:30], "y_train": np.arange(30) % 2},
-        **{"x_test": rows[30:], "y_test": np.arange(10) % 2},
-    )
-    source = str(tmp_path / "a.npz")
-    assert len(load(source, part="train").y) == 30
-    pooled = load(source, part="pooled")
-    assert len(pooled.y) == 40
-    assert pooled.fixed is None
 
 
 # ---- the score

@@ -1,6 +1,7 @@
 """How a client that was not there joins a finished run: the rule of every method."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ def simulation(method):
     return task(METHODS[method](), federated=federation(SIZES), recipe=RECIPE, merge=False)
 
 
+@cache
 def finished(method, rounds=6):
     """A simulation, and what a finished run of a method keeps."""
     on = simulation(method)

@@ -53,7 +53,7 @@ OWNERS: dict[str, Callable[..., Any]] = {
         "partition": PARTITIONS,
         "model": MODELS,
         "dataset": MADE_HERE,
-        "reader": {name: entry.reader for name, entry in FORMATS.items()},
+        "reader": {name: entry.owner or entry.reader for name, entry in FORMATS.items()},
         "row": {"practical_groups": Group},
     }.items()
     for name, owner in table.items()
@@ -343,7 +343,7 @@ def test_data_is_made_or_refused_at_the_ends_of_its_ranges(name):
                 load_data(name, **{field.name: value})
 
 
-@pytest.mark.parametrize("given", [{"length": 0}, {"stride": -1}, {"length": "x"}, {"format": 3}])
+@pytest.mark.parametrize("given", [{"length": 0}, {"stride": -1}, {"length": "x"}, {"part": 3}])
 def test_options_of_a_file_are_checked_before_it_is_read(given, tmp_path):
     (tmp_path / "one.txt").write_text("abc" * 100)
     ((name, value),) = given.items()

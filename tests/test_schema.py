@@ -577,7 +577,7 @@ def test_texts_need_the_same_characters_at_every_site(tmp_path):
         if site != "c":
             (tmp_path / f"{site}.txt").write_text(text * 9)
     options = {"length": 3, "stride": 2}
-    pooled = federate(load(str(tmp_path), format="text", **options), NATURAL, **SHARES)
+    pooled = federate(load(str(tmp_path), **options), NATURAL, **SHARES)
     refuse_differences(pooled, *agreed({site: tmp_path / site for site in "ab"}, options))
     with pytest.raises(DataError, match=r"classes at a are not those .* tokens have no names"):
         agreed({site: tmp_path / site for site in "ac"}, options)

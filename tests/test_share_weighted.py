@@ -49,7 +49,7 @@ def slowly(made, i: int, vector, on) -> float:
     return 100 * sum(trained.count(c) / len(trained) * np.mean(right[c]) for c in range(10))
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap", "wire"])
+@pytest.mark.parametrize("engine", ["vmap", "wire"])
 @pytest.mark.parametrize("partition", ["dirichlet", "concept_shift"])
 def test_the_score_is_the_sum_over_classes(engine, partition):
     made, method = digits(partition), Local()

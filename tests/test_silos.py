@@ -13,8 +13,8 @@ from coterie.views.page import page
 SHARES = {"north": 0.45, "south": 0.25, "east": 0.2, "west": 0.1}  # of the rows, nobody alike
 TABLES = {"cancer": load_breast_cancer, "wine": load_wine, "diabetes": load_diabetes}
 METRICS = {
-    "cancer": ("accuracy", "balanced_accuracy", "auc", "auprc", "f1", "log_loss", "brier"),
-    "wine": ("accuracy", "auc", "f1", "log_loss"),
+    "cancer": ("accuracy", "auc", "auprc", "brier"),
+    "wine": ("accuracy", "balanced_accuracy", "f1", "log_loss"),
     "diabetes": ("rmse", "mae", "r2"),
 }
 GUESSED = {"rmse": 1.0, "mae": 1.0, "r2": 0.0, "log_loss": 1.1, "brier": 0.34}  # without a model

@@ -202,12 +202,6 @@ def test_relisting_the_clients_changes_no_clients_data(tmp_path):
             assert torch.allclose(a, b)
 
 
-def test_clients_with_few_rows_are_not_refused(tmp_path):
-    content = GOOD + "far,50,f,1.0,ill\n"
-    made = federate(read(tmp_path, content), NATURAL)
-    assert [len(part[3]) for part in (made.train, made.val, made.test)] == [1, 0, 0]
-
-
 def test_a_table_without_clients_can_be_partitioned(tmp_path):
     data = load(write(tmp_path, GOOD), target="outcome", drop=["site"])
     assert len(federate(data, PARTITIONS["iid"](clients=3))) == 3
@@ -332,28 +326,6 @@ def test_files_of_a_folder_must_agree(tmp_path, files, message):
         write(tmp_path, content, name)
     with pytest.raises(DataError, match=message):
         load(str(tmp_path), target="y")
-
-
-# scikit-learn's tables, cut into uneven silos
-
-
-@pytest.mark.parametrize(("name", "classes"), [("breast_cancer", 2), ("wine", 3), ("diabetes", 0)])
-def test_scikit_learns_tables_from_csv_to_federation(tmp_path, name, classes):
-    from sklearn import datasets
-
-    raw = getattr(datasets, f"load_{name}")()
-    sites = np.minimum(np.random.default_rng(0).geometric(0.4, len(raw.target)), 4)
-    header = ",".join(["site", *(n.replace(",", " ") for n in raw.feature_names), "outcome"])
-    lines = [
-        f"s{s},{','.join(map(str, row))},{t}"
-        for s, row, t in zip(sites, raw.data, raw.target, strict=True)
-    ]
-    made = federate(read(tmp_path, "\n".join([header, *lines])), NATURAL)
-    assert made.dataset.classes == classes
-    assert len(made) == 4
-    assert sum(len(p) for s in (made.train, made.val, made.test) for p in s) == len(raw.target)
-    y = made.dataset.y * made.dataset.target_scale + made.dataset.target_shift
-    assert np.allclose(y, raw.target, atol=1e-3)
 
 
 @pytest.mark.parametrize("cell", ["1e30", "1e39", "1e400", "-1e39"])

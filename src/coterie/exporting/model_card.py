@@ -193,13 +193,16 @@ def plain(text: object) -> str:
     return _MARKS.sub(r"\\\1", printable(text))
 
 
+class JudgedClient(NamedTuple):
+    """The numbers of a client's answers, where the outcome is a class."""
+
+    clinical: SiteClinical | None = None
+    recalibration: Recalibration | None = None
+    before: SiteClinical | None = None  # the numbers without the recalibration
+
+
 def card(
-    config: ExportConfig,
-    preprocessing: Preprocessing,
-    count: int,
-    clinical: SiteClinical | None = None,
-    before: SiteClinical | None = None,
-    again: Recalibration | None = None,
+    config: ExportConfig, preprocessing: Preprocessing, count: int, judged: JudgedClient
 ) -> str:
     """The text of ``README.md``; ``count`` is the number of models in the mixture.
 
@@ -215,6 +218,7 @@ def card(
         keep_trailing_newline=True,
     )
     made.filters["plain"] = plain
+    clinical, again, before = judged
     numbers = None if clinical is None else clinical.numbers
     old, new = (one and one.numbers.calibration for one in (before, clinical))
     return made.get_template("card.md").render(

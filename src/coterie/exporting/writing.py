@@ -36,14 +36,12 @@ from ..storage import files
 from ..views.clinical import (
     SPECIFICITY,
     ClinicalChoice,
-    SiteClinical,
     rows_of,
     scarce_outcome,
     site_clinical,
 )
 from ..views.reliance import collaborators
 from .calibration import (
-    Recalibration,
     cooled,
     federation_of,
     recalibrated,
@@ -57,6 +55,7 @@ from .model_card import (
     PREPROCESSING,
     WEIGHTS,
     ExportConfig,
+    JudgedClient,
     ModelFacts,
     NetworkFacts,
     card,
@@ -75,9 +74,7 @@ class Trained(NamedTuple):
     preprocessing: Preprocessing
     model: FlatModel
     predictor: Mixture  # weights [r], models [r, P]
-    clinical: SiteClinical | None = None  # where the outcome is a class
-    recalibration: Recalibration | None = None
-    before: SiteClinical | None = None  # the same without the recalibration
+    judged: JudgedClient = JudgedClient()
 
 
 def export(
@@ -116,7 +113,7 @@ def write_export(trained: Trained, out: Path, *, onnx: bool = False) -> Path:
     for number, w in enumerate(predictor.models):
         state = trained.model.state_dict(w)
         tensors |= {f"{number}/{name}": value for name, value in state.items()}
-    again = trained.recalibration
+    again = trained.judged.recalibration
     config = ExportConfig(
         *(trained.network, trained.facts, client_digest(predictor), __version__),
         1.0 if again is None else again.temperature,
@@ -130,9 +127,8 @@ def write_export(trained: Trained, out: Path, *, onnx: bool = False) -> Path:
         save_file(tensors, temporary)
     files.write_text(out / PREPROCESSING, trained.preprocessing.to_json() + "\n")
     files.write_text(out / CONFIG, config.to_json())
-    parts = len(predictor.weights), trained.clinical, trained.before, again
-    text = card(config, trained.preprocessing, *parts)
-    files.write_text(out / CARD, text)
+    count = len(predictor.weights)
+    files.write_text(out / CARD, card(config, trained.preprocessing, count, trained.judged))
     files.write_json(out / files.MANIFEST, {"files": files.list_files(out)})
     return out
 
@@ -188,7 +184,7 @@ def trained_client(
     changes, plain = Changes.of(run.config), network_factory(network, preprocessing.schema, code)
     changed = _model(network, plain, changes, predictor, run.seed)
     model, predictor = without(changes, changed, predictor, plain)
-    said, rows, judged = run.outcomes, run.roster.rows, _Judged()
+    said, rows, judged = run.outcomes, run.roster.rows, JudgedClient()
     if said is not None and rows is not None and preprocessing.schema.target.classes:
         held, federation = None, None
         with contextlib.suppress(ConfigError):  # its data was given by a program, and is gone
@@ -213,15 +209,7 @@ def trained_client(
         collaborators=collaborators(run, at),
         notes=_notes(path, run, at),
     )
-    return Trained(facts, network, preprocessing, model, predictor, *judged)
-
-
-class _Judged(NamedTuple):
-    """The last three fields of :class:`Trained`."""
-
-    clinical: SiteClinical | None = None
-    recalibration: Recalibration | None = None
-    before: SiteClinical | None = None
+    return Trained(facts, network, preprocessing, model, predictor, judged)
 
 
 def judged_client(
@@ -232,16 +220,15 @@ def judged_client(
     held: Answers | None,
     *,
     recalibrate: bool,
-) -> _Judged:
+) -> JudgedClient:
     """The numbers of a client's answers, with a threshold and a temperature by validation data."""
     before = site_clinical(metric, own, rows, choice, held)
     if not recalibrate:
-        return _Judged(before)
+        return JudgedClient(before)
     again = recalibrated(held, own)
     assert held is not None
-    cool = (cooled(part, again.temperature) for part in (own, held))
-    own, held = cool
-    return _Judged(site_clinical(metric, own, rows, choice, held), again, before)
+    own, held = (cooled(part, again.temperature) for part in (own, held))
+    return JudgedClient(site_clinical(metric, own, rows, choice, held), again, before)
 
 
 def facts_of_run(run: Run, score: float, **facts: Any) -> ModelFacts:

@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ..data.data_schema import Schema
 from ..data.datasets import file_source
 from ..data.federation import Dataset
+from ..data.site_data import recoded
 from ..data.sources import sheets
 from ..data.sources.sheets import InputColumn, Sheet, TargetColumn, sheet_of
 from ..data.sources.tables import OpenTable, TableOptions, encode_table
@@ -45,23 +43,27 @@ def read_labelled(
     need not be there, and are no inputs if they are. Further columns are ignored.
     """
     if schema.kind == "table":
-        return _labelled_rows(source, schema, options, codes, strict)
+        delimiter, encoding = options.get("delimiter"), options.get("encoding", "utf-8")
+        return _labelled_rows(
+            source, schema, options, Reading((), codes, strict, delimiter, encoding)
+        )
     if codes is not None:
         raise DataError(f"--codes: this model takes {schema.kind}, which have no columns")
     if not isinstance(source, str | Path):
         raise DataError(f"found {type(source).__name__}; expected a file of {schema.kind}")
-    return _recoded(file_source(str(source)).read(), schema)
+    found = file_source(str(source)).read()
+    if found.regression != schema.regression:
+        raise DataError(
+            f"{found.name}: found targets that are {'numbers' if found.regression else 'classes'};"
+            f" expected {'numbers' if schema.regression else 'classes'}, as in the run"
+        )
+    x = array_samples(found.x.numpy(), schema)
+    return replace(recoded(replace(found, x=x), schema), superclass=None, owners=None)
 
 
 def _labelled_rows(
-    source: Source,
-    schema: Schema,
-    options: Mapping[str, Any],
-    codes: str | Path | None,
-    strict: bool,
+    source: Source, schema: Schema, options: Mapping[str, Any], how: Reading
 ) -> Dataset:
-    delimiter, encoding = options.get("delimiter"), options.get("encoding", "utf-8")
-    how = Reading((), codes, strict, delimiter, encoding)
     path, table = table_of(source, schema, how)
     found, target = table.column_names, schema.target
     if target.name not in found:
@@ -69,7 +71,9 @@ def _labelled_rows(
             f"{path}: has no column '{target.name}', which the model predicts; expected labelled "
             "rows; add it with the known outcomes"
         )
-    roles = {role: str(options[role]) for role in ROLES if options.get(role) in found}
+    roles: dict[str, Any] = {
+        role: str(options[role]) for role in ROLES if options.get(role) in found
+    }
     sheet = input_sheet(table, path, schema, how)
     others = dict.fromkeys((target.name, *roles.values()))
     more = sheet_of(table, others, path, (options["time"],) if options.get("time") else ())
@@ -77,16 +81,8 @@ def _labelled_rows(
         if name not in sheet.table.column_names:
             sheet = sheet._replace(table=sheet.table.append_column(name, more.table.column(name)))
     _check_targets(sheet, target)
-    return encode_table(
-        OpenTable(path, sheet, _options(target.name, roles), target, None, ()),
-        schema.columns,
-        target,
-    )
-
-
-def _options(target: str, roles: Mapping[str, str]) -> TableOptions:
-    split, unit, time, group = (roles.get(role) for role in ROLES)
-    return TableOptions(None, target, split, unit, time, group, "auto", (), (), None, "utf-8")
+    read = OpenTable(path, sheet, TableOptions(target=target.name, **roles), target, None, ())
+    return encode_table(read, schema.columns, target)
 
 
 def _check_targets(sheet: Sheet, target: TargetColumn) -> None:
@@ -96,45 +92,13 @@ def _check_targets(sheet: Sheet, target: TargetColumn) -> None:
         check_cells(sheet, InputColumn(target.name, "numbers"))
     if target.kind == "quantity":
         return
+    if target.kind == "integers":
+        cells = cells.cast("float64")
     known = {*target.classes}
     for row, name in enumerate(sheets.texts(cells)):
-        if _plain(name, target) not in known:
+        if name not in known:
             raise DataError(
                 f"{sheet.where(row)}: found the class '{name}' in column '{target.name}'; expected "
                 f"one of {', '.join(target.classes)}, the classes of the run; spell it as there, "
                 "or leave the row out: the models know nothing of it"
             )
-
-
-def _plain(name: str, target: TargetColumn) -> str:
-    """A class as the schema writes it: whole numbers without a fraction."""
-    if target.kind != "integers":
-        return name
-    number = float(name)
-    return str(int(number)) if number.is_integer() else name
-
-
-def _recoded(found: Dataset, schema: Schema) -> Dataset:
-    """Samples with the shape and the class numbers of the schema."""
-    if found.regression != schema.regression:
-        raise DataError(
-            f"{found.name}: found targets that are {'numbers' if found.regression else 'classes'};"
-            f" expected {'numbers' if schema.regression else 'classes'}, as in the run"
-        )
-    names, x = schema.target.classes, array_samples(found.x.numpy(), schema)
-    y = found.y if schema.regression else _classes(found, schema)
-    return replace(
-        found, x=x, y=y, classes=len(names), class_names=names, superclass=None, owners=None
-    )
-
-
-def _classes(found: Dataset, schema: Schema) -> Tensor:
-    place = {name: number for number, name in enumerate(schema.target.classes)}
-    own = found.class_names or tuple(str(c) for c in range(found.classes))
-    unknown = [own[c] for c in found.y.unique().tolist() if own[c] not in place]
-    if unknown:
-        raise DataError(
-            f"{found.name}: found the class '{unknown[0]}'; expected one of "
-            f"{', '.join(schema.target.classes)}, the classes of the run"
-        )
-    return torch.tensor([place.get(name, -1) for name in own])[found.y]

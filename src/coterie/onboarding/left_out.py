@@ -13,22 +13,21 @@ import numpy as np
 
 from ..algorithms.fedavg import FedAvg
 from ..algorithms.local import Local
-from ..core.algorithm import AnyAlgorithm, Mixture
+from ..core.algorithm import Mixture
 from ..core.answers import Answers
 from ..core.metrics import METRICS, score
 from ..core.paired_tests import Gain, client_gain
 from ..data.federation import Federation
 from ..data.simulation import Simulation, simulate
 from ..data.standard import standardised, with_unknown
-from ..engines import EngineSettings, make_engine
 from ..engines.loop import LoopBackend
 from ..errors import ConfigError, did_you_mean, printable_lines
 from ..runs.assemble import Assembly
-from ..training.rounds import Record, train
 from ..views import words
 from ..views.clinical import Estimate, estimated_score
 from ..views.clinical_page import score_text
 from ..views.table import Line, Table, to_text
+from .newcomer import trained_here
 
 
 class LeftOutSite(NamedTuple):
@@ -113,7 +112,7 @@ def leave_out(assembly: Assembly, only: str | None = None) -> LeftOut:
     names = list(whole.clients)
     if only is not None and only not in names:
         raise ConfigError(f"--site: no site is called '{only}'; {did_you_mean(only, names)}")
-    _, local = _trained(assembly, Local(), whole)
+    local = trained_here(Local(), _simulation(assembly, whole), config.run.rounds, metric)
     assert local.outcomes is not None
     alone = list(local.outcomes.clients())
     found = []
@@ -134,14 +133,13 @@ def _of_others(assembly: Assembly, whole: Federation, i: int) -> Answers:
     made = _some(whole, others)
     hidden = with_unknown(source, made.clients, made.train)
     made = replace(made, dataset=standardised(hidden, made.train))
-    _, last = _trained(assembly, FedAvg(), made)
+    run = assembly.config.run
+    last = trained_here(FedAvg(), _simulation(assembly, made), run.rounds, run.metric)
     assert last.mixture is not None
     predictor = Mixture(last.mixture.weights[0], last.mixture.models[0])
     at_site = _simulation(assembly, replace(_some(whole, [i]), dataset=made.dataset))
     said: dict[int, Answers] = {}
-    LoopBackend(at_site.problem, at_site.shards).judged(
-        predictor, 0, assembly.config.run.metric, said
-    )
+    LoopBackend(at_site.problem, at_site.shards).judged(predictor, 0, run.metric, said)
     return said[0]
 
 
@@ -158,17 +156,3 @@ def _simulation(assembly: Assembly, federation: Federation) -> Simulation:
     config = assembly.config
     recipe, seed = config.train.recipe(), config.seeds[0]
     return simulate(federation, assembly.factory, recipe, seed=seed)
-
-
-def _trained(
-    assembly: Assembly, algorithm: AnyAlgorithm, federation: Federation
-) -> tuple[Simulation, Record]:
-    on, run = _simulation(assembly, federation), assembly.config.run
-    engine = make_engine(EngineSettings("loop"), on.problem, on.shards)
-    try:
-        *_, last = train(
-            algorithm, on.problem, engine, run.rounds, evaluate_every=run.rounds, metric=run.metric
-        )
-    finally:
-        engine.close()
-    return on, last

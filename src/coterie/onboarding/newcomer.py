@@ -6,6 +6,7 @@ labelled only so many. Each draw gives a model by the method's own rule
 start on the same samples. Nobody else trains.
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -46,7 +47,7 @@ from ..runs.comparison_folder import COMPARE
 from ..runs.config.loading import load
 from ..runs.config.schema import Config
 from ..runs.run import LOCAL, Run
-from ..training.rounds import train
+from ..training.rounds import Record, train
 from ..views.reliance import collaborators_of_mixture
 
 AVERAGE = "fedavg"  # the method whose model is the plain average
@@ -138,17 +139,10 @@ def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
     return Newcomer(name, host.preprocessing.scaled(dataset), pool, test)
 
 
-class Draw(NamedTuple):
-    """A number of labelled samples of the newcomer, drawn at random."""
-
-    size: int
-    samples: Tensor  # [size] indices into the newcomer's samples
-
-
 class Tried(NamedTuple):
     """What one draw gave: the answers to the test samples, and who helped."""
 
-    draw: Draw
+    samples: Tensor  # indices of the newcomer's samples that were drawn
     alone: Answers
     joined: Answers
     score: float  # of the joined model
@@ -176,21 +170,22 @@ class JoinOutcome(NamedTuple):
         return bool(gains(np.array(joined), np.array(alone), metric) > 0)
 
 
-def draws_of(pool: Tensor, sizes: Sequence[int], count: int, seed: int) -> list[Draw]:
+def draws_of(pool: Tensor, sizes: Sequence[int], count: int, seed: int) -> list[Tensor]:
     """Random draws of each size, the smaller ones within the larger; last, all samples once."""
     found = []
     for number in range(count):
         luck = random.uniform(seed, "onboard", number, torch.arange(len(pool)))
         order = pool[luck.argsort(stable=True)]
-        found += [Draw(size, order[:size]) for size in sizes if size < len(pool)]
-    ordered = sorted(found, key=lambda draw: draw.size)
-    return [*ordered, Draw(len(pool), pool)]
+        found += [order[:size] for size in sizes if size < len(pool)]
+    return [*sorted(found, key=len), pool]
 
 
 # ---- joining -------------------------------------------------------------------------------------
 
 
-def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | None) -> JoinOutcome:
+def join(
+    host: JoinableRun, new: Newcomer, plan: Sequence[Tensor], epochs: int | None
+) -> JoinOutcome:
     """Join with each draw, and train alone on it.
 
     ``epochs`` of local training follow; None trains for one round's where a check on the draw's own
@@ -207,7 +202,7 @@ def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | N
     for i, draw in enumerate(plan):
         client = client_of(on, i, finals.round.index)
         made = rule(client)
-        if epochs is not None or training_helps(on, draw.samples, rule, finals.round.index):
+        if epochs is not None or training_helps(on, draw, rule, finals.round.index):
             made = made._replace(predictor=trained(client, made.predictor, epochs))
         said: dict[int, Answers] = {}
         scored = judge.judged(made.predictor, i, metric, said)[0]
@@ -220,14 +215,14 @@ def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | N
     return JoinOutcome(tuple(found), average, on.problem.model)
 
 
-def _simulation(host: JoinableRun, new: Newcomer, plan: Sequence[Draw]) -> Simulation:
+def _simulation(host: JoinableRun, new: Newcomer, plan: Sequence[Tensor]) -> Simulation:
     """One client per draw, all with the same test samples; models are whole, with buffers."""
     none = new.pool[:0]
     federation = Federation(
         dataset=new.dataset,
         partition="draws of a newcomer",
-        clients=tuple(f"{new.name} {draw.size} {at}" for at, draw in enumerate(plan)),
-        train=tuple(draw.samples for draw in plan),
+        clients=tuple(f"{new.name} {len(draw)} {at}" for at, draw in enumerate(plan)),
+        train=tuple(plan),
         val=(none,) * len(plan),
         test=(new.test,) * len(plan),
     )
@@ -260,15 +255,17 @@ def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
 
 def _alone(host: JoinableRun, on: Simulation) -> tuple[list[Answers], Mixture]:
     """Models trained alone, as long as the run was and from its start, and their answers."""
-    rounds, metric = len(host.run.lines), host.run.metric
-    engine = make_engine(EngineSettings("loop"), on.problem, on.shards)
-    try:
-        *_, last = train(Local(), on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
-    finally:
-        engine.close()
+    last = trained_here(Local(), on, len(host.run.lines), host.run.metric)
     assert last.outcomes is not None
     assert last.mixture is not None
     return list(last.outcomes.clients()), last.mixture
+
+
+def trained_here(method: AnyAlgorithm, on: Simulation, rounds: int, metric: str) -> Record:
+    """The last round of a method that is trained in this process, with nothing written."""
+    with contextlib.closing(make_engine(EngineSettings("loop"), on.problem, on.shards)) as engine:
+        *_, last = train(method, on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
+    return last
 
 
 def _spread(values: Tensor | None, usable: Tensor) -> Tensor | None:
@@ -352,7 +349,7 @@ def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Tr
         host.run,
         client=new.name,
         data=host.run.roster.fingerprint,
-        train=made.draw.size,
+        train=len(made.samples),
         val=0,
         test=len(new.test),
         score=made.score if joins else score(host.run.metric, *made.alone[:2]),

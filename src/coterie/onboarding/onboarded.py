@@ -296,7 +296,7 @@ def _collected(
 ) -> Onboarded:
     metric, by_size = host.run.metric, dict[int, list[Tried]]()
     for one in found.tries:
-        by_size.setdefault(one.draw.size, []).append(one)
+        by_size.setdefault(len(one.samples), []).append(one)
     points = tuple(
         curve_point(metric, size, [(one.joined, one.alone) for one in tries])
         for size, tries in by_size.items()

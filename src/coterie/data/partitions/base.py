@@ -115,7 +115,13 @@ def _hand_out(plan: Quota, pool: Ints, test: bool, seed: int) -> Indices:
     cells = plan.cells[pool]
     supply = np.bincount(cells, minlength=len(plan.names))
     counts = plan.counts(supply, test)
-    _check_supply(plan, counts, supply, "test" if test else "training")
+    demand = counts.sum(axis=0)
+    for cell in np.flatnonzero(demand > supply):
+        raise DataError(
+            f"{plan.names[cell]}: the partition asks for {demand[cell]} "
+            f"{'test' if test else 'training'} samples but there are {supply[cell]}; ask for fewer "
+            "clients or samples per client"
+        )
     order = random.bits(seed, "deal", int(test), torch.arange(len(pool))).argsort().numpy()
     by_cell = order[np.argsort(cells[order], kind="stable")]
     start = np.cumsum(supply) - supply
@@ -129,34 +135,26 @@ def _hand_out(plan: Quota, pool: Ints, test: bool, seed: int) -> Indices:
     return tuple(torch.from_numpy(np.sort(pool[mine])) for mine in held)
 
 
-def _check_supply(plan: Quota, counts: Ints, supply: Ints, part: str) -> None:
-    demand = counts.sum(axis=0)
-    for cell in np.flatnonzero(demand > supply):
-        raise DataError(
-            f"{plan.names[cell]}: the partition asks for {demand[cell]} {part} samples but there "
-            f"are {supply[cell]}; ask for fewer clients or samples per client"
-        )
-
-
 def class_cells(dataset: Dataset, partition: str) -> tuple[Ints, tuple[str, ...]]:
-    """The class of every sample as its cell, and the class names; refuses regression data."""
-    if dataset.regression:
+    """The class of every sample as its cell, and the class names; refuses other targets."""
+    if dataset.regression or dataset.y.ndim > 1:
+        found = "real-valued targets" if dataset.regression else "a target at every position"
         raise DataError(
-            f"{dataset.name} has real-valued targets and partition '{partition}' divides classes; "
-            "use iid or natural"
-        )
-    if dataset.y.ndim > 1:
-        raise DataError(
-            f"{dataset.name} has a target at every position of a sample and partition "
-            f"'{partition}' divides samples of one class; use iid or natural"
+            f"{dataset.name} has {found} and partition '{partition}' divides classes; use iid or "
+            "natural"
         )
     names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
     return dataset.y.numpy(), tuple(f"class {name}" for name in names)
 
 
-def one_cell(dataset: Dataset) -> tuple[Ints, tuple[str, ...]]:
-    """One cell for all samples."""
-    return np.zeros(len(dataset.y), np.int64), ("all",)
+def equal_shares(dataset: Dataset, clients: int) -> Quota:
+    """Equally many samples of one cell for each client."""
+    return Quota(
+        client_names(clients),
+        np.zeros(len(dataset.y), np.int64),
+        ("all",),
+        lambda supply, test: even(int(supply[0]), clients)[:, None],
+    )
 
 
 class Partition(Checked, ABC):
@@ -190,14 +188,7 @@ class IID(Partition):
     clients: Count = 10  # the number of clients
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Quota equally many samples for each client, from one cell."""
-        cells, names = one_cell(dataset)
-        return Quota(
-            client_names(self.clients),
-            cells,
-            names,
-            lambda supply, test: even(int(supply[0]), self.clients)[:, None],
-        )
+        return equal_shares(dataset, self.clients)
 
 
 @dataclass(frozen=True)
@@ -205,7 +196,6 @@ class Natural(Partition):
     """The natural clients of the source (writers, sites, speakers)."""
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Quota each owner's samples for that owner."""
         if dataset.owners is None:
             raise DataError(
                 f"{dataset.name} has no natural clients; choose another partition, or name the "
@@ -226,18 +216,17 @@ class Pathological(Partition):
     """Each client holds shards of a few classes only, assigned at random."""
 
     clients: Count = 100  # the number of clients
-    per_client: Count = 2  # classes (shards) per client
-    distinct: bool = True  # False: a client may draw the same class twice, as in the public code
+    per_client: Count = 2  # different classes (shards) per client
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Quota a class for every shard, the same for the training and the test part."""
+        """A class for every shard, the same for the training and the test part."""
         cells, names = class_cells(dataset, "pathological")
-        if self.distinct and self.per_client > dataset.classes:
+        if self.per_client > dataset.classes:
             raise ConfigError(
                 f"partition.per_client: found {self.per_client}, but {dataset.name} has only "
-                f"{dataset.classes} classes; lower it or set distinct = false"
+                f"{dataset.classes} classes; lower it"
             )
-        hands = shard_classes(self.clients, self.per_client, dataset.classes, self.distinct, seed)
+        hands = shard_classes(self.clients, self.per_client, dataset.classes, seed)
         return Quota(
             client_names(self.clients),
             cells,
@@ -246,31 +235,24 @@ class Pathological(Partition):
         )
 
 
-def shard_classes(clients: int, each: int, classes: int, distinct: bool, seed: int) -> Ints:
-    """The class of every client's shards ``[K, s]``; classes appear equally often (±1)."""
+def shard_classes(clients: int, each: int, classes: int, seed: int) -> Ints:
+    """The class of every client's shards ``[K, s]``; classes appear equally often (±1).
+
+    Classes that a client would hold twice are swapped away, client by client. If no swap helps, the
+    sorted classes are given to the clients in turn instead. That never repeats a class, because no
+    class appears more often than there are clients.
+    """
     rng = generator(seed, "pathological")
     rounds = -(-clients * each // classes)
     deck = np.concatenate([rng.permutation(classes) for _ in range(rounds)])[: clients * each]
     hands = rng.permutation(deck).reshape(clients, each)
-    if not distinct:
-        return hands
-    return repair(hands, rng)
-
-
-def repair(hands: Ints, rng: np.random.Generator) -> Ints:
-    """Remove repeated classes by swaps, client by client; at most one pass over all pairs.
-
-    If no swap helps, the sorted classes are given to the clients in turn instead. That never
-    repeats a class, because no class appears more often than there are clients.
-    """
-    hands = hands.copy()
-    for i in range(len(hands)):
-        for a in range(hands.shape[1]):
+    for i in range(clients):
+        for a in range(each):
             if (hands[i] == hands[i, a]).sum() > 1:
                 _swap_away(hands, i, a, rng)
-    if all(len(set(hand)) == len(hand) for hand in hands.tolist()):
+    if all(len(set(hand)) == each for hand in hands.tolist()):
         return hands
-    return np.sort(hands, axis=None).reshape(hands.shape[1], -1).T[rng.permutation(len(hands))]
+    return np.sort(hands, axis=None).reshape(each, -1).T[rng.permutation(clients)]
 
 
 def _swap_away(hands: Ints, i: int, a: int, rng: np.random.Generator) -> None:

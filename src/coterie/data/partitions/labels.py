@@ -17,10 +17,10 @@ from .base import (
     Quota,
     class_cells,
     client_names,
+    equal_shares,
     even,
     generator,
     largest_remainder,
-    one_cell,
     one_client_each,
     part_of,
 )
@@ -41,7 +41,6 @@ class LabelGroups(Partition):
         one_client_each(self.clients, self.groups, "groups")
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Divide each group's samples equally among its clients."""
         labels, _ = class_cells(dataset, "label_groups")
         rng = generator(seed, "label_groups")
         group_of_class = cut_classes(dataset, self.groups, rng)
@@ -105,9 +104,7 @@ class ConceptShift(Partition):
         one_client_each(self.clients, needed, "groups and strangers")
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Quota an equal share for each client, and its class labels."""
         class_cells(dataset, "concept_shift")  # refuses regression
-        cells, names = one_cell(dataset)
         groups = None
         if self.shared:
             friends = self.clients - self.strangers
@@ -116,14 +113,7 @@ class ConceptShift(Partition):
             relabel = conflicting(self.groups + self.strangers, dataset.classes, seed)[groups]
         else:
             relabel = independent(self.clients, dataset.classes, seed)
-        return Quota(
-            client_names(self.clients),
-            cells,
-            names,
-            lambda supply, test: even(int(supply[0]), self.clients)[:, None],
-            groups,
-            relabel,
-        )
+        return equal_shares(dataset, self.clients)._replace(groups=groups, relabel=relabel)
 
 
 def conflicting(groups: int, classes: int, seed: int) -> Ints:
@@ -163,7 +153,7 @@ class Dirichlet(Partition):
     alpha: Concentration = 0.9  # concentration; the smaller, the more the clients differ
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Quota the same shares for the training and the test part."""
+        """The same shares for the training and the test part."""
         cells, names = class_cells(dataset, "dirichlet")
         rng = generator(seed, "dirichlet")
         shares = rng.dirichlet(np.full(self.clients, self.alpha), size=dataset.classes).T
@@ -182,7 +172,7 @@ class DirichletClusters(Partition):
     fraction: ShareAboveZero = 1.0  # the share of the data that is used
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Quota the same shares for the training and the test part; counts are drawn for each."""
+        """The same shares for the training and the test part; counts are drawn for each."""
         labels, _ = class_cells(dataset, "dirichlet_clusters")
         rng = generator(seed, "dirichlet_clusters")
         cluster = cut_classes(dataset, self.clusters, rng)
@@ -227,17 +217,16 @@ class LabelLists(Partition):
 
     distribution: Literal["A", "B", "C", "A*", "B*"] = "A"  # how classes are spread over agents
     sizes: Literal["A", "B", "C"] = "A"  # the sizes of the agents' data; A is equal
-    shift: Literal["right", "left"] = "right"  # left mirrors the agents, as P4's printed table does
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Quota shares of every class; the test part has equal sizes."""
+        """Shares of every class; the test part has equal sizes."""
         cells, names = class_cells(dataset, "waffle")
         if dataset.classes != AGENTS:
             raise DataError(
                 f"{dataset.name} has {dataset.classes} classes; partition 'waffle' needs ten, one "
                 "for each of its ten agents"
             )
-        shares = label_shares(LISTS[self.distribution[0]], self.shift)
+        shares = label_shares(LISTS[self.distribution[0]])
         sizes = np.array(SIZES[self.sizes])
         shifted = self.distribution.endswith("*")
         return Quota(
@@ -249,13 +238,9 @@ class LabelLists(Partition):
         )
 
 
-def label_shares(list_of_alice: tuple[float, ...], shift: str) -> Floats:
-    """The share of every class that each agent receives ``[agents, classes]``.
-
-    Shifted to the right, agent 1 of B has labels 1-4; to the left it has labels 9, 0, 1, 2.
-    """
-    step = 1 if shift == "right" else -1
-    return np.stack([np.roll(list_of_alice, step * agent) for agent in range(AGENTS)])
+def label_shares(list_of_alice: tuple[float, ...]) -> Floats:
+    """The share of every class that each agent receives ``[agents, classes]``."""
+    return np.stack([np.roll(list_of_alice, agent) for agent in range(AGENTS)])
 
 
 def sized(shares: Floats, sizes: Floats) -> Floats:
@@ -306,7 +291,6 @@ class PracticalGroups(Partition):
     table: tuple[Group, ...] = ()  # the groups; empty: the standard groups of the dataset
     dominating: ShareAboveZero = 0.8  # the share of a client's samples of its group's classes
     clients: Count | None = None  # the number of clients, if not the table's; same proportions
-    scale: bool | None = None  # shrink all sizes to the supply; None: as standard_groups says
 
     def check_together(self) -> None:
         """Every group needs a client."""
@@ -314,12 +298,15 @@ class PracticalGroups(Partition):
             one_client_each(self.clients, len(self.table), "groups")
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Quota quotas by largest remainder, for the training and the test part."""
         cells, names = class_cells(dataset, "practical_groups")
-        table, made_up = (self.table, False) if self.table else standard_groups(dataset)
-        _check_classes(table, dataset)
+        table, scaled = (self.table, False) if self.table else standard_groups(dataset)
+        for number, group in enumerate(table):
+            if max(group.classes) >= dataset.classes:
+                raise ConfigError(
+                    f"partition.table[{number}]: found class {max(group.classes)}, but "
+                    f"{dataset.name} has classes 0 to {dataset.classes - 1}"
+                )
         table = table if self.clients is None else resized(table, self.clients)
-        scaled = made_up if self.scale is None else self.scale
         groups = np.repeat(np.arange(len(table)), [group.clients for group in table])
 
         def counts(supply: Ints, test: bool) -> Ints:
@@ -330,16 +317,6 @@ class PracticalGroups(Partition):
             return quotas(sizes, chosen, self.dominating, len(supply))
 
         return Quota(client_names(len(groups)), cells, names, counts, groups)
-
-
-def _check_classes(table: tuple[Group, ...], dataset: Dataset) -> None:
-    for number, group in enumerate(table):
-        for c in group.classes:
-            if not 0 <= c < dataset.classes:
-                raise ConfigError(
-                    f"partition.table[{number}]: found class {c}, but {dataset.name} has classes "
-                    f"0 to {dataset.classes - 1}"
-                )
 
 
 def standard_groups(dataset: Dataset) -> tuple[tuple[Group, ...], bool]:

@@ -96,50 +96,39 @@ def _walk(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
 
 # A pickle is a program that may call any function it can name. This reader knows three names, those
 # that numpy arrays need, and gives the program inert placeholders for them. The result consists of
-# lists, dictionaries, strings, numbers, and :class:`PickledArray` objects, which :func:`array`
-# converts to numpy arrays.
+# lists, dictionaries, strings, numbers, and placeholders, which :func:`array` converts to arrays.
+
+_KNOWN = (
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+)
 
 
-class PickledArray:
-    """The pickle's description of one array, before it is checked and converted."""
+class Placeholder:
+    """What a pickle says of an array or a dtype, before it is checked and converted."""
 
-    __slots__ = ("state",)
+    __slots__ = ("state", "told")
 
-    def __init__(self) -> None:
-        self.state: Any = None
+    def __init__(self, told: tuple[Any, ...]) -> None:
+        self.told, self.state = told, None  # of a dtype, its code is told
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
-class _Kind:
-    """The pickle's description of a dtype."""
-
-    __slots__ = ("code",)
-
-    def __init__(self, code: Any) -> None:
-        self.code = code
-
-    def __setstate__(self, state: Any) -> None:
-        """Ignore byte order and the like, which do not matter for single bytes."""
-
-
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("numpy", "ndarray"):
-            return "ndarray"
-        if (module, name) == ("numpy", "dtype"):
-            return self._kind
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return self._reconstruct
-        raise DataError(f"it names '{module}.{name}', which no CIFAR file needs; nothing was run")
+        if (module, name) not in _KNOWN:
+            raise DataError(
+                f"it names '{module}.{name}', which no CIFAR file needs; nothing was run"
+            )
+        # A pickle can set attributes of a function or class, but not of a bound method.
+        return self._placeholder
 
-    # Bound methods: a pickle can set attributes of a function or class, but not of a bound method.
-    def _kind(self, code: Any, *_: Any) -> _Kind:
-        return _Kind(code)
-
-    def _reconstruct(self, *_: Any) -> PickledArray:
-        return PickledArray()
+    def _placeholder(self, *told: Any) -> Placeholder:
+        return Placeholder(told)
 
 
 def loads(content: bytes, where: str) -> dict[str, Any]:
@@ -164,9 +153,9 @@ def array(stored: Any, where: str) -> Array:
     """Check the pickle's description of an array, and convert it to a numpy array of bytes."""
     try:
         _, shape, kind, fortran, raw = stored.state
-        good = isinstance(raw, bytes) and text(kind.code) == "u1" and not fortran
+        good = isinstance(raw, bytes) and text(kind.told[0]) == "u1" and not fortran
         good = good and all(isinstance(n, int) and n >= 0 for n in shape)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, IndexError, TypeError, ValueError):
         good = False
     if not good or len(raw) != math.prod(shape):
         raise DataError(f"{where}: expected an array of bytes and the shape it has")
@@ -252,14 +241,12 @@ def is_idx(name: str) -> bool:
     return "idx" in name and "ubyte" in name
 
 
-def read_idx(path: Path, *, name: str = "", subset: str = "byclass") -> Dataset:
+def read_idx(path: Path, *, name: str = "") -> Dataset:
     """Read a folder or archive with the four files ``train-images-idx3-ubyte`` and so on.
 
-    EMNIST's images are stored transposed and are transposed back here.
-
-    subset: the subset of EMNIST: ``byclass``, ``balanced``, ``letters``, …
+    Of EMNIST's subsets, ``byclass`` is read; its images are stored transposed.
     """
-    mine = f"emnist-{subset}-"
+    mine = "emnist-byclass-"
     found = read(path, lambda f: is_idx(f) and (not f.startswith("emnist") or f.startswith(mine)))
     arrays = {_key(file): _parse(file, content) for file, content in found.items()}
     parts = [part for part in _PARTS if (part, "images") in arrays and (part, "labels") in arrays]
@@ -270,8 +257,8 @@ def read_idx(path: Path, *, name: str = "", subset: str = "byclass") -> Dataset:
         )
     emnist = any(file.startswith("emnist") for file in found)
     pieces = [_piece(arrays, part, emnist) for part in parts]
-    classes = _LETTERS if emnist and subset == "byclass" else ()
-    return assemble(name or ("emnist" if emnist else path.name), pieces, Names(classes))
+    names = Names(_LETTERS if emnist else ())
+    return assemble(name or ("emnist" if emnist else path.name), pieces, names)
 
 
 def _key(file: str) -> tuple[str, str]:
@@ -281,9 +268,7 @@ def _key(file: str) -> tuple[str, str]:
 
 def _piece(arrays: dict[tuple[str, str], Array], part: str, emnist: bool) -> Piece:
     x, y = arrays[part, "images"], arrays[part, "labels"].astype(np.int64)
-    if emnist:
-        x, y = x.transpose(0, 2, 1), y - (1 if y.min() == 1 else 0)  # 'letters' counts from one
-    return Piece(x, y, _PARTS[part])
+    return Piece(x.transpose(0, 2, 1) if emnist else x, y, _PARTS[part])
 
 
 def _parse(file: str, content: bytes) -> Array:

@@ -7,46 +7,29 @@ is ``text_train`` with ``offset_train``. Nothing pickled is read.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ...core.ranges import Count
 from ...errors import DataError
 from ...storage import cache
 from ...storage.archives import read_npz as read_arrays
 from ..arrays import TEST, TRAIN, VALIDATION, Array, Names, Piece, assemble
 from ..federation import Dataset
 from .images import decode
-from .text import Cut, Passage, Targets, windows
+from .text import Cut, Passage, windows
 
 _PARTS = (("_train", TRAIN), ("_val", VALIDATION), ("_test", TEST), ("", TRAIN))
 _OWNERS = ("client", "writer", "owner")
 MOST_OWNERS = 100_000  # client numbers, or the number of samples if larger; gaps are allowed
 
 
-def read_npz(
-    path: Path,
-    *,
-    name: str = "",
-    length: Count = 80,
-    stride: Count = 80,
-    targets: Targets = "last",
-    words: Count | None = None,
-    tokens: bool | None = None,
-) -> Dataset:
+def read_npz(path: Path, *, name: str = "", **options: Any) -> Dataset:
     """Read an npz file of arrays or texts, or a folder with a npy file for each array.
 
     The arrays of a folder stay on disk: the system reads and drops their pages as it needs. So do
-    samples of rank 3 and more, as uint8 with their channels first or as float32.
-
-    Args:
-        path: the file or folder.
-        name: the name of the dataset; the file's name by default.
-        length: characters per sample of text.
-        stride: characters from the start of one sample of text to the start of the next.
-        targets: of text, "last": the character after a sample; "every": the next at each position.
-        words: tokens of text are the so many most frequent words; None: characters.
-        tokens: whether integers in x are tokens; by default non-negative ones of rank 2 are.
+    samples of rank 3 and more, as uint8 with their channels first or as float32. ``options`` are
+    those of :class:`Cut`, for texts.
     """
     try:
         arrays = _mapped(path) if path.is_dir() else read_arrays(path)
@@ -54,7 +37,7 @@ def read_npz(
         raise DataError(f"{path}: not an npz file of plain arrays ({error})") from error
     name = name or path.stem
     if any(key.startswith("text") for key in arrays):
-        return windows(name, _passages(arrays), Cut(length, stride, targets, words))
+        return windows(name, _passages(arrays), Cut(**options))
     pieces = [piece for suffix, part in _PARTS if (piece := _piece(arrays, suffix, part))]
     if not pieces:
         raise DataError(
@@ -63,7 +46,7 @@ def read_npz(
         )
     class_names = tuple(str(c) for c in arrays.get("class_names", ()))
     names = Names(class_names, _owner_names(path, arrays, pieces))
-    return assemble(name, pieces, names, arrays.get("fine_to_coarse"), tokens)
+    return assemble(name, pieces, names, arrays.get("fine_to_coarse"))
 
 
 def _mapped(path: Path) -> cache.Arrays:
@@ -145,9 +128,7 @@ def _owner_names(path: Path, arrays: cache.Arrays, pieces: list[Piece]) -> tuple
 
 
 def _passages(arrays: cache.Arrays) -> list[Passage]:
-    """The texts of all clients; a text without offsets belongs to no client in particular."""
-    if "text" in arrays:
-        return [Passage("text", arrays["text"].tobytes().decode("latin-1"))]
+    """The texts of all clients."""
     names = [str(name) for name in arrays["client_names"]]
     found = []
     for suffix, part in _PARTS:

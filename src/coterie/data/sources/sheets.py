@@ -357,16 +357,6 @@ def _unit_or_drop(name: str) -> str:
     )
 
 
-def filled(column: InputColumn) -> InputColumn:
-    """The column; refuses one without any value."""
-    if column.kind == "empty":
-        raise DataError(
-            f"column '{column.name}' is empty in every row; leave it out with data.drop = "
-            f"['{column.name}']"
-        )
-    return column
-
-
 def with_codes(sheet: Sheet, codes: Path) -> Sheet:
     """The sheet with a site's own codes replaced by the categories that a CSV file gives them.
 
@@ -435,12 +425,3 @@ def describe_target(sheet: Sheet, name: str, task: str) -> TargetColumn:
     distinct = pc.unique(found if values is None else pa.array(values))
     classes = tuple(np.unique(np.array(texts(distinct))).tolist())
     return TargetColumn(name, "texts" if values is None else "integers", classes)
-
-
-def refuse_one_class(sheet: Sheet, target: TargetColumn) -> None:
-    """Refuse a target with one class in every row."""
-    if len(target.classes) == 1:
-        raise DataError(
-            f"{sheet.files[0]}: every row has '{target.classes[0]}' in column '{target.name}' "
-            "(data.target); one class leaves nothing to learn"
-        )

@@ -1,6 +1,7 @@
 """Reads tables: a CSV or parquet file with a client column, or a folder of one file per client."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from ...core.fields import Checked
 from ...errors import ConfigError, DataError
 from ..arrays import TEST, TRAIN, VALIDATION, Array, Floats, Ints, labels
 from ..federation import Dataset
@@ -28,17 +30,7 @@ from .sheets import (
 
 # ---- columns that are no inputs: each row's unit, time, part and subgroup ------------------------
 
-_PARTS = {
-    "train": TRAIN,
-    "training": TRAIN,
-    "val": VALIDATION,
-    "valid": VALIDATION,
-    "validation": VALIDATION,
-    "dev": VALIDATION,
-    "test": TEST,
-    "testing": TEST,
-}
-
+_PARTS = {"train": TRAIN, "val": VALIDATION, "validation": VALIDATION, "test": TEST}
 MOST_SUBGROUPS = 20
 
 
@@ -69,9 +61,9 @@ def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, part: Int
 def subgroups(sheet: Sheet, name: str) -> tuple[Ints, tuple[str, ...]]:
     """The subgroup of every row and the names of all subgroups, sorted; empty cells are one."""
     cells = sheets.existing(sheet, name, "subgroup")
-    texts, known = sheets.texts(cells), cells.is_valid().to_pylist()
+    known = cells.is_valid().to_pylist()
     written = [
-        text if is_there else sheets.NO_CELL for text, is_there in zip(texts, known, strict=True)
+        text if there else sheets.NO_CELL for text, there in zip(texts(cells), known, strict=True)
     ]
     names = sorted(set(written))
     if len(names) > MOST_SUBGROUPS:
@@ -180,20 +172,36 @@ FEWEST_ROWS = 10
 Task = Literal["auto", "classification", "regression"]
 
 
-class TableOptions(NamedTuple):
-    """The options of :func:`read_table`, checked."""
+@dataclass(frozen=True)
+class TableOptions(Checked):
+    """The options of :func:`read_table`.
 
-    client: str | None
-    target: str | None
-    split: str | None
-    unit: str | None
-    time: str | None
-    subgroup: str | None
-    task: str
-    categories: Sequence[str]
-    drop: Sequence[str]
-    delimiter: str | None
-    encoding: str
+    client: the column with the client of each row; in a folder, the file names are used
+    target: the column to predict
+    split: a column with train, val or test; without it the splits are drawn at random
+    unit: a column such as the patient's number; rows of one unit stay in one split
+    time: a column of numbers or ISO dates; each client's test data is then its latest rows,
+        validation data the latest of the rest
+    subgroup: a column of categories, such as sex: results are also reported for each of them. It
+        is an input like other columns, unless ``drop`` names it
+    task: classification, regression, or auto to decide by the target column
+    categories: number columns to be treated as categories
+    drop: columns to leave out
+    delimiter: the character that separates the cells of a CSV file
+    encoding: the text encoding of a CSV file
+    """
+
+    client: str | None = None
+    target: str | None = None
+    split: str | None = None
+    unit: str | None = None
+    time: str | None = None
+    subgroup: str | None = None
+    task: Task = "auto"
+    categories: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    delimiter: str | None = None
+    encoding: str = "utf-8"
 
     @property
     def roles(self) -> dict[str, str | None]:
@@ -217,51 +225,27 @@ class OpenTable(NamedTuple):
         return None if self.options.split is None else parts(self.sheet, self.options.split)
 
 
-def read_table(
-    path: Path,
-    *,
-    name: str = "",
-    client: str | None = None,
-    target: str | None = None,
-    split: str | None = None,
-    unit: str | None = None,
-    time: str | None = None,
-    subgroup: str | None = None,
-    task: Task = "auto",
-    categories: Sequence[str] = (),
-    drop: Sequence[str] = (),
-    delimiter: str | None = None,
-    encoding: str = "utf-8",
-) -> Dataset:
-    """Read a table as a dataset.
+def read_table(path: Path, *, name: str = "", **options: Any) -> Dataset:
+    """Read a CSV, TSV or parquet file, or a folder with one file per client, as a dataset.
 
-    Args:
-        path: a CSV, TSV or parquet file, or a folder with one file per client.
-        name: the name of the dataset; the file's name by default.
-        client: the column with the client of each row; in a folder, the file names are used.
-        target: the column to predict.
-        split: a column with train, val or test; without it the splits are drawn at random.
-        unit: a column such as the patient's number; rows of one unit stay in one split.
-        time: a column of numbers or ISO dates; each client's test data is then its latest rows,
-            validation data the latest of the rest.
-        subgroup: a column of categories, such as sex: results are also reported for each of them.
-            It is an input like other columns, unless ``drop`` names it.
-        task: classification, regression, or auto to decide by the target column.
-        categories: number columns to be treated as categories.
-        drop: columns to leave out.
-        delimiter: the character that separates the cells of a CSV file.
-        encoding: the text encoding of a CSV file.
+    ``options`` are those of :class:`TableOptions`.
     """
-    options = TableOptions(
-        *(client, target, split, unit, time, subgroup),
-        *(task, categories, drop, delimiter, encoding),
-    )
-    table = open_table(path, options, FEWEST_ROWS)
-    sheets.refuse_one_class(table.sheet, table.target)
-    inputs = tuple(sheets.filled(column) for column in describe_inputs(table))
+    table = open_table(path, TableOptions(**options), FEWEST_ROWS)
+    if len(table.target.classes) == 1:
+        raise DataError(
+            f"{table.sheet.files[0]}: every row has '{table.target.classes[0]}' in column "
+            f"'{table.target.name}' (data.target); one class leaves nothing to learn"
+        )
+    inputs = tuple(describe_inputs(table))
+    for column in inputs:
+        if column.kind == "empty":
+            raise DataError(
+                f"column '{column.name}' is empty in every row; leave it out with data.drop = "
+                f"['{column.name}']"
+            )
     found = encode_table(table, inputs, table.target, name)
     if found.fixed is not None and not bool((found.fixed == TRAIN).any()):
-        raise DataError(f"column '{split}' (data.split) marks no row as train")
+        raise DataError(f"column '{table.options.split}' (data.split) marks no row as train")
     return found
 
 
@@ -274,7 +258,10 @@ def open_table(path: Path, options: TableOptions, fewest: int) -> OpenTable:
         )
     dates = () if options.time is None else (options.time,)
     drop = [name for name in options.drop if name != options.subgroup]
-    sheet = read_sheet(_files(path), options.delimiter, options.encoding, drop, dates)
+    files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in SUFFIXES)
+    if not files:
+        raise DataError(f"{path}: found no {', '.join(SUFFIXES)} files")
+    sheet = read_sheet(files, options.delimiter, options.encoding, drop, dates)
     if options.target is None:
         known = ", ".join(sheet.table.column_names)
         raise ConfigError(f"data.target: name the column to predict; {path.name} has: {known}")
@@ -348,15 +335,6 @@ def _refuse_two_roles(roles_of: dict[str, str | None]) -> None:
                 f"data.{role}: column '{column}' is data.{named[column]} already; name another "
                 "column, or leave one of the two out"
             )
-
-
-def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-    if not found:
-        raise DataError(f"{path}: found no {', '.join(SUFFIXES)} files")
-    return found
 
 
 def _owners(

@@ -11,12 +11,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
+from ...core.fields import Checked
 from ...core.ranges import Count
 from ...errors import ConfigError, DataError
 from ..arrays import TEST, TRAIN, VALIDATION, Ints, Names, Piece, assemble
@@ -35,36 +37,29 @@ class Passage(NamedTuple):
     part: int | None = None
 
 
-class Cut(NamedTuple):
-    """How texts are cut into samples."""
-
-    length: int = 80  # tokens per sample
-    stride: int = 80  # tokens from the start of one sample to the start of the next
-    targets: Targets = "last"
-    words: int | None = None  # tokens are the so many most frequent words; None: characters
-
-
-def read_text(
-    path: Path,
-    *,
-    name: str = "",
-    length: Count = 80,
-    stride: Count = 80,
-    targets: Targets = "last",
-    words: Count | None = None,
-) -> Dataset:
-    """Read a folder with one ``.txt`` file per client (UTF-8).
+@dataclass(frozen=True)
+class Cut(Checked):
+    """How texts are cut into samples.
 
     length: characters (or words) per sample
     stride: characters (or words) from the start of one sample to the start of the next
     targets: "last": the character after a sample; "every": the next one at every position
     words: tokens are the so many most frequent words, one token for all others; None: characters
     """
+
+    length: Count = 80
+    stride: Count = 80
+    targets: Targets = "last"
+    words: Count | None = None
+
+
+def read_text(path: Path, *, name: str = "", **options: Any) -> Dataset:
+    """Read a folder with one ``.txt`` file per client (UTF-8), with the options of :class:`Cut`."""
     found = sorted(path.glob("*.txt"))
     if not found:
         raise DataError(f"{path}: found no .txt files; expected one per client")
     passages = [Passage(file.stem, _decode(file)) for file in found]
-    return windows(name or path.name, passages, Cut(length, stride, targets, words))
+    return windows(name or path.name, passages, Cut(**options))
 
 
 def _decode(file: Path) -> str:

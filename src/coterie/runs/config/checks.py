@@ -121,7 +121,7 @@ def _data_options(config: Config) -> Fields:
     """The options of a dataset, checked; readers of files check their own options."""
     from ...data.datasets import DATASETS, SOURCES, read_options, reader_class
     from ...data.given import Frame
-    from ...data.sources.tables import read_table
+    from ...data.sources.tables import TableOptions
 
     name, options = config.data.name, config.data.options
     if name in SOURCES or config.run.federation is not None:
@@ -131,7 +131,9 @@ def _data_options(config: Config) -> Fields:
     if name in config.code.objects:
         frame = isinstance(config.code.objects[name], Frame)
         return (
-            read_options(name, options, read_table) if frame else checked(options, (), "data", name)
+            read_options(name, options, TableOptions)
+            if frame
+            else checked(options, (), "data", name)
         )
     if names_class(name):
         reader = reader_class(name, config.code)
