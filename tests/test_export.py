@@ -594,7 +594,7 @@ def test_a_run_without_preprocessing_says_what_to_do(exported, tmp_path):
     """Folders of earlier versions verify, and cannot be exported."""
     old = Path(shutil.copytree(exported[1].path, tmp_path / "old"))
     (old / "preprocessing.json").unlink()
-    files.write_json(old / files.MANIFEST, {"files": files.list_files(old)})
+    files.seal(old, run_folder.listed(old))
     assert coterie.verify(old) == {str(old): []}
     with pytest.raises(StoreError, match=r"no preprocessing\.json.*run it again with 'coterie run"):
         coterie.export(old, "cedar", tmp_path / "new")
@@ -603,9 +603,7 @@ def test_a_run_without_preprocessing_says_what_to_do(exported, tmp_path):
 def test_preprocessing_is_a_file_of_the_run(exported, tmp_path):
     """The manifest must list it; alone it is no run, so that a new run may be written there."""
     place = Path(shutil.copytree(exported[1].path, tmp_path / "run"))
-    listed = files.list_files(place)
-    listed.pop("preprocessing.json")
-    files.write_json(place / files.MANIFEST, {"files": listed})
+    files.seal(place, [name for name in run_folder.listed(place) if name != "preprocessing.json"])
     assert coterie.verify(place) == {str(place): ["preprocessing.json is not in MANIFEST.json"]}
     for path in place.iterdir():
         if path.name not in ("partition.json", "preprocessing.json"):
@@ -651,7 +649,7 @@ def test_a_flipped_bit_is_refused(copied, name):
 
 
 def sealed(place):
-    files.write_json(place / files.MANIFEST, {"files": files.list_files(place)})
+    files.seal(place, sorted(NAMES))
 
 
 def edited(place, name, *path, value):

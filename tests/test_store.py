@@ -276,7 +276,7 @@ def test_verify_names_the_file_that_changed(made):
     (path / "clients.csv").unlink()
     assert run_folder.verify(path) == [
         "clients.csv is missing",
-        "models.safetensors has changed since the run was finished",
+        "models.safetensors has changed since it was finished",
     ]
 
 
@@ -284,7 +284,7 @@ def test_verify_recomputes_the_digest(made):
     path, _ = made
     summary = json.loads((path / "summary.json").read_text())
     files.write_json(path / "summary.json", {**summary, "digest": "0" * 64})
-    files.write_json(path / files.MANIFEST, {"files": files.list_files(path)})
+    files.seal(path, run_folder.listed(path))
     assert run_folder.verify(path) == [
         "models.safetensors does not give the digest in summary.json"
     ]

@@ -133,7 +133,7 @@ def write_export(trained: Trained, out: Path, *, onnx: bool = False) -> Path:
     parts = len(predictor.weights), trained.clinical, trained.before, again
     text = card(config, trained.preprocessing, *parts)
     files.write_text(out / CARD, text)
-    files.write_json(out / files.MANIFEST, {"files": files.list_files(out)})
+    files.seal(out, sorted(found.name for found in out.iterdir()))
     return out
 
 

@@ -73,7 +73,7 @@ def private(path: Path) -> Path:
 def put(made: Path, path: Path) -> None:
     """Move a file to ``path``, with its sha256 in a second file; both survive a power cut."""
     seal = made.with_name(made.name + SEAL)
-    seal.write_text(files.sha256_of(made), encoding="ascii")
+    seal.write_text(files.describe(made)["sha256"], encoding="ascii")
     for part, place in ((seal, _seal(path)), (made, path)):
         part.chmod(0o600)
         files.install(part, place)
@@ -91,8 +91,9 @@ def flaw(path: Path) -> str | None:
             if found.st_mode & _OTHERS_WRITE:
                 return f"other users can write to {part.name}"
         said = _seal(path).read_text(encoding="ascii", errors="replace")
-        return None if said == files.sha256_of(path) else "its bytes do not have their sha256"
-    except OSError as error:
+        right = said == files.describe(path)["sha256"]
+        return None if right else "its bytes do not have their sha256"
+    except (OSError, StoreError) as error:
         return str(error)
 
 
