@@ -59,7 +59,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 # What the tests need beyond that: every extra and the tools.
 $(VENV)/all: $(VENV)/ready
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[data,direct,flower,metrics,ray,figures,tune,dp,onnx,pandas]" --group dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[data,direct,flower,metrics,figures,tune,dp,onnx,pandas]" --group dev
 	@touch $@
 
 # They do not resolve together, nor with ours: an environment each, every version pinned.

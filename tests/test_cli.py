@@ -274,15 +274,6 @@ def test_show_tells_what_fields_mean_and_whom_to_cite(command):
     assert re.search(r"paper\n +Ghosh", command("show", "ifca")[1])
 
 
-def test_show_partition_draws_it(command):
-    _, out, _ = command("show", "partition", "label_groups", "--data", "digits", "--clients", "5")
-    rows = [line for line in out.splitlines() if line.startswith("client") and "group" not in line]
-    assert len(rows) == 5
-    assert all(re.search(r"[▁▂▃▄▅▆▇█]", row) for row in rows)
-    other = command("show", "partition", "label_groups", "--data", "digits", "--seed", "1")[1]
-    assert out.splitlines()[-1] != other.splitlines()[-1]
-
-
 def test_doctor_counts_and_warns_and_trains_nothing(command, work):
     named = ["--partition", "pathological", "--clients", "10"]
     fields = ["--set", "partition.groups=3", "--set", "partition.per_client=1"]

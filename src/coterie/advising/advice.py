@@ -339,5 +339,5 @@ def expected_seconds(config: Config) -> float | None:
         timed = timings(assembly, some, 0.0)
     if not timed:
         return None
-    mean = sum(one.seconds for one in timed) / len(timed)
+    mean = sum(timed) / len(timed)
     return mean * len(methods) * len(config.seeds)

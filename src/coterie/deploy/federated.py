@@ -403,7 +403,7 @@ def federated(
 
 
 def _refuse_data(config: Config) -> None:
-    """Refuse a config that names data or a partition, or that spreads runs over a cluster."""
+    """Refuse a config that names data or a partition."""
     data, partition = config.data, config.partition
     if data.name != SITES or data.options or data.aux or data.federated:
         raise ConfigError(
@@ -415,11 +415,6 @@ def _refuse_data(config: Config) -> None:
         raise ConfigError(
             f"data.val, data.test: found {data.val} and {data.test}; the sites of a federation "
             "divide their own rows, as [statistics] in their site.toml says; leave both out"
-        )
-    if config.run.spread is not None:
-        raise ConfigError(
-            f"run.spread: found '{config.run.spread}'; the runs of a federation are executed one "
-            "after another, at its sites; leave it out"
         )
     plain = PartitionTable(name=partition.name, options=partition.options)
     if partition.name not in ("auto", "natural") or partition != plain:

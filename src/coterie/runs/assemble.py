@@ -49,10 +49,6 @@ class Assembly(Setting):
     factory: Callable[[], nn.Module]
     _made: dict[tuple[Any, ...], Simulation] = field(default_factory=dict)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but what can be made again."""
-        return {**self.__dict__, "_made": {}}
-
     def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
         on = self.simulated(algorithm, asked)
         return Prepared(on.problem, Roster.of(on.federation), on.shards)

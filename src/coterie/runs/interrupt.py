@@ -20,50 +20,39 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass
-class Stop:
-    """Whether a signal has asked the runs of this context to stop, and which signal."""
+class _Stop:
+    """Whether a signal has asked the runs of a block to stop, and which signal."""
 
-    again: str = ""  # the command that continues
+    again: str  # the command that continues
     asked: int | None = None
 
 
-_STOP: ContextVar[Stop] = ContextVar("coterie_stop")
+_STOP: ContextVar[_Stop | None] = ContextVar("coterie_stop", default=None)
 
 
 def asked() -> int | None:
     """The signal that asked the runs of this context to stop, or None."""
-    stop = _STOP.get(None)
+    stop = _STOP.get()
     return None if stop is None else stop.asked
 
 
 def here() -> None:
     """Raise StoppedError if a stop was asked for; called between two rounds or two runs."""
-    number = asked()
-    if number is not None:
-        again = _STOP.get().again
-        text = f"stopped after a whole round, as asked; continue with '{again}'"
-        raise StoppedError(text, number)
-
-
-@contextlib.contextmanager
-def told_by(stop: Stop) -> Iterator[Stop]:
-    """Let the runs of this block stop when ``stop`` says so."""
-    token = _STOP.set(stop)
-    try:
-        yield stop
-    finally:
-        _STOP.reset(token)
+    stop = _STOP.get()
+    if stop is not None and stop.asked is not None:
+        text = f"stopped after a whole round, as asked; continue with '{stop.again}'"
+        raise StoppedError(text, stop.asked)
 
 
 @contextlib.contextmanager
 def held(resume: object, again: str | None = None) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM in this block: the first signal sets ``Stop``, the second stops.
+    """Handle SIGINT and SIGTERM in this block: the first signal asks to stop, the second stops.
 
     ``again`` is the command that continues, if it is not ``coterie resume``. If nothing is written
     (``resume`` is None), there is nothing to save and the usual handlers stay
     in place. So they do outside the main thread, which alone can handle signals.
     """
-    stop = Stop(again or f"coterie resume {resume}")
+    stop = _Stop(again or f"coterie resume {resume}")
     if resume is None or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -84,10 +73,11 @@ def held(resume: object, again: str | None = None) -> Iterator[None]:
 
     for number in SIGNALS:
         signal.signal(number, handle)
+    token = _STOP.set(stop)
     try:
-        with told_by(stop):
-            yield
+        yield
     finally:
+        _STOP.reset(token)
         for number, handler in usual.items():
             signal.signal(number, handler)
 

@@ -224,6 +224,7 @@ def _check_clients(log: Log) -> None:
 
 # ---- checking ------------------------------------------------------------------------------------
 
+
 def verify(path: Path) -> list[str]:
     """The faults of a finished run's folder, as sentences; empty if all is as written."""
     refuse_links(path)

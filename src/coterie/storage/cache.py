@@ -60,10 +60,10 @@ def private(path: Path) -> Path:
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != _user():
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(
             f"{path}: is a link, or a folder of user {found.st_uid}; expected a folder of user "
-            f"{_user()}; delete it, or name another with COTERIE_CACHE"
+            f"{os.geteuid()}; delete it, or name another with COTERIE_CACHE"
         )
     if found.st_mode & _OTHERS_WRITE:
         path.chmod(0o700)
@@ -86,7 +86,7 @@ def flaw(path: Path) -> str | None:
             found = part.lstat()
             if not stat.S_ISREG(found.st_mode):
                 return f"{part.name} is no plain file"
-            if found.st_uid != _user():
+            if found.st_uid != os.geteuid():
                 return f"{part.name} belongs to user {found.st_uid}"
             if found.st_mode & _OTHERS_WRITE:
                 return f"other users can write to {part.name}"
@@ -99,11 +99,6 @@ def flaw(path: Path) -> str | None:
 
 def _seal(path: Path) -> Path:
     return path.with_name(path.name + SEAL)
-
-
-def _user() -> int:
-    """The effective user id of this process; 0 on systems without user ids, as for all files."""
-    return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 # ---- arrays that are slow to make, by the hash of their source ----------------------------------

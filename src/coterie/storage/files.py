@@ -103,8 +103,6 @@ def remove(folder: Path, form: re.Pattern[str]) -> None:
 
 def flush_to_disk(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk, so that they survive a power cut."""
-    if path.is_dir() and os.name != "posix":
-        return  # only POSIX can flush a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)

@@ -144,8 +144,6 @@ class RunTable(_Table, frozen=True):
     tests; ``data.test`` has no effect.
     The metric "auto" is accuracy; AUC where one of two classes has less than a third of the
     samples; and RMSE of numbers.
-    With ``spread = "ray"`` the runs of a comparison are executed at the same time, in the tasks of
-    a Ray cluster; otherwise one after the other in this process.
     """
 
     rounds: Count = 20  # communication rounds
@@ -160,7 +158,6 @@ class RunTable(_Table, frozen=True):
     metric: Annotated[str, OneOf(("auto", *METRICS), own=True)] = "auto"  # or package.module:Class
     patience: Count | None = None  # evaluations without a better validation mean, then it stops
     checkpoint_every: Count | None = None  # rounds
-    spread: Literal["ray"] | None = None  # execute the runs of a comparison at the same time
     out: str | None = None  # folder of the results
     federation: str | None = None  # folder of a real federation
     collect: bool | None = None  # fetch the sites' final models
@@ -253,7 +250,7 @@ class Config(_Table, frozen=True):
         """The config of one run of a comparison."""
         shared = method.adaptation is not None and method.own_adaptation is None
         deal = self.dealt(seed)
-        one: dict[str, Any] = {"seed": seed, "seeds": (), "methods": None, "spread": None}
+        one: dict[str, Any] = {"seed": seed, "seeds": (), "methods": None}
         one["deal"] = "fixed" if deal == seed else deal
         part = self.fold(seed)
         one["fold"] = None if part is None else part.part
