@@ -13,7 +13,7 @@ import pytest
 import typer
 
 import coterie
-from coterie import api, cli
+from coterie import cli
 from coterie.adapt import ADAPTATIONS
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.data.datasets import DATASETS
@@ -109,6 +109,7 @@ def test_compare_ends_with_table_verdict_folder_and_page(command, work):
     assert re.search(r"\nFor these \d+ sites .*\.\n", out)
     assert out.endswith("folder: mine\npage:   mine/report.html\n")
     assert "local, seed 0: 2 rounds, mean" in err
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out + err)
     assert (work / "mine" / "report.html").stat().st_size > 1000
     for method in ("local", "fedavg", "fedfomo"):
         assert (work / "mine" / method / "seed-0" / "MANIFEST.json").exists()
@@ -122,11 +123,6 @@ def test_a_column_that_there_is_not_is_refused_before_training(command, work):
     assert (code, out) == (2, "")
     assert "no column is called 'varB'" in err
     assert list(work.iterdir()) == []
-
-
-def test_piped_output_has_no_control_characters(command):
-    _, out, err = command("compare", *QUICK, "--out", "mine")
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out + err)
 
 
 def test_the_same_comparison_again_reads_what_is_there(command):
@@ -180,19 +176,6 @@ def test_a_run_writes_its_page_and_lists_it(command, work, resumed):
     assert "report.html has changed" in out
 
 
-@pytest.mark.parametrize("name", ["run", "compare"])
-def test_a_command_resolves_its_config_once(command, monkeypatch, name):
-    calls, configure = [], api.configure
-
-    def counted(*given, **options):
-        calls.append(given)
-        return configure(*given, **options)
-
-    monkeypatch.setattr(api, "configure", counted)
-    assert command(name, *QUICK, "--out", "mine")[0] == 0
-    assert len(calls) == 1
-
-
 def test_the_folder_of_a_run_has_a_name_of_its_own(command, work):
     code, out, _ = command("run", "--rounds", "1", "--engine", "loop", "--method", "fedavg_ft")
     assert code == 0
@@ -234,14 +217,6 @@ def test_from_python_nothing_is_written_and_results_are_the_same(command, work):
     assert "<table" in result._repr_html_()
     with pytest.raises(coterie.ConfigError, match="no option 'round'; did you mean 'rounds'"):
         coterie.compare(round=2)
-
-
-def test_python_progress_counts_every_round():
-    seen = []
-    coterie.run(rounds=3, method="local", engine="loop", progress=seen.append)
-    assert [(step.method, step.done, step.rounds) for step in seen] == [
-        ("local", done, 3) for done in (1, 2, 3)
-    ]
 
 
 # ---- explaining ----------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ source, files = sys.argv.pop(1), set()
 
 def called(frame, event, _):
     code = frame.f_code
-    if event != "call" or not code.co_filename.startswith(source) or not code.co_flags & 1:
-        return  # the flag leaves out bodies of classes
+    if event != "call" or code.co_filename in files or not code.co_filename.startswith(source):
+        return
+    if not code.co_flags & 1:  # the body of a class
+        return
     above = frame
     while above is not None:  # what runs while a module is imported does not count
         if above.f_code.co_name == "<module>" and above.f_code.co_filename.startswith(source):

@@ -457,24 +457,3 @@ def test_a_run_with_formulae_for_names_is_read_and_continued(tmp_path):
     assert run_folder.read(folder.path).roster.clients == clients
     assert len(clients) == CLIENTS
     assert run_folder.verify(folder.path) == []
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"rejected": None},
-        {"rejected": [7]},
-        {"rejected": [{"client": "a"}]},
-        {"bytes_up": "many"},
-        {"clients": {}},
-        {"seconds": None},
-        {"round": "0"},
-    ],
-)
-def test_a_line_of_another_form_is_named(whole, change):
-    """Reading, not only verifying: whoever shows a table must not meet a KeyError."""
-    place = whole / "rounds.jsonl"
-    first, *rest = place.read_text().splitlines()
-    place.write_text("\n".join([json.dumps({**json.loads(first), **change}), *rest, ""]))
-    with pytest.raises(StoreError, match=r"rounds\.jsonl"):
-        coterie.read(whole)

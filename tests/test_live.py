@@ -132,8 +132,9 @@ def test_progress_tells_bytes_and_answers():
     seen = []
     result = coterie.run(method="fedavg", rounds=2, clients=3, engine="loop", progress=seen.append)
     clients = result.roster.clients
-    assert [one.answered for one in seen] == [clients] * 2
-    assert [one.silent for one in seen] == [()] * 2
+    assert [(one.done, one.answered, one.silent) for one in seen] == [
+        (done, clients, ()) for done in (1, 2)
+    ]
     assert [one.sent for one in seen] == [
         line["bytes_down"] + line["bytes_up"] for line in result.lines
     ]
@@ -246,20 +247,3 @@ def test_what_a_tracker_refuses_is_told_in_a_sentence(monkeypatch, tmp_path, com
     code, _, err = command("run", "--rounds", "1", "--clients", "3", "--wandb", "a/b")
     assert code == 2
     assert "--wandb a/b: wandb could not begin a run: Invalid project name 'a/b'; " in err
-
-
-def test_a_run_that_patience_ends_says_so():
-    """Its last step is the last of the run: trackers close it, the console prints its line."""
-    steps = []
-    coterie.run(
-        method="fedavg",
-        rounds=40,
-        lr=0.5,
-        model="linear",
-        engine="loop",
-        set={"run.patience": 2},
-        progress=steps.append,
-    )
-    assert len(steps) < 40
-    assert [step.rounds for step in steps[:-1]] == [40] * (len(steps) - 1)
-    assert steps[-1].rounds == steps[-1].done == len(steps)

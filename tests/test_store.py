@@ -198,44 +198,11 @@ def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
         np.testing.assert_allclose(run.dense(found), A, atol=1e-7)
 
 
-@pytest.mark.parametrize("finish", [True, False])
-def test_a_used_folder_is_refused_and_left_alone(tmp_path, finish):
-    folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
-    for each in records():
-        folder.append(each)
-    if finish:
-        folder.finish(predictors())
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(StoreError, match="a finished run" if finish else "coterie resume"):
-        RunFolder.create(tmp_path, log_of(), {}, {})
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-
 def test_an_unfinished_run_is_not_read_as_a_result(tmp_path):
     folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
     folder.append(records()[0])
     with pytest.raises(StoreError, match="no finished run"):
         run_folder.read(tmp_path)
-
-
-@pytest.mark.parametrize("torn", [False, True])
-def test_a_run_continued_from_an_earlier_round_ends_the_same(made, tmp_path, torn):
-    path, _ = made
-    folder = RunFolder.create(tmp_path / "again", log_of(), CONFIG, {})
-    for each in records()[:3]:
-        folder.append(each)
-    if torn:  # a crash in the middle of a write
-        for name in ("rounds.jsonl", "clients.csv", "collaboration.parts/00000002.npz"):
-            whole = (folder.path / name).read_bytes()
-            (folder.path / name).write_bytes(whole[:-7])
-    folder = RunFolder.reopen(folder.path, log_of(), 2)
-    for each in records()[2:]:
-        folder.append(each)
-    folder.finish(predictors())
-    for name in ("rounds.jsonl", "clients.csv", "models.safetensors", "summary.json"):
-        assert (folder.path / name).read_bytes() == (path / name).read_bytes()
-    again, first = run_folder.read(folder.path), run_folder.read(path)
-    np.testing.assert_array_equal(again.matrices, first.matrices)
 
 
 def test_a_run_cannot_continue_from_a_round_it_never_reached(tmp_path):

@@ -196,12 +196,12 @@ def train_cell(
         live = Live(log, engine, asked.run.rounds, config, where)
         begin, recorder = _begun(setting, cell, live, made, left)
         faults.at("run.created")
-        told = [recorder, *map(Reporter, listeners)]
-        for listener in told:
-            listener.begun(live, 0 if begin is None else begin.rounds)
+        done = 0 if begin is None else begin.rounds
+        reporters = [Reporter(watch, live, done) for watch in listeners]
         for record in _rounds(made, live, begin):
-            for listener in told:
-                listener.round(live, record)
+            recorder.round(live, record)
+            for reporter in reporters:
+                reporter.round(live, record)
             if record.mixture is not None:
                 predictors = Predictors.of(record.mixture, record.digests)
                 return recorder.finished(live, predictors, references)
