@@ -19,17 +19,11 @@ from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.data.datasets import DATASETS
 from coterie.data.partition import PARTITIONS
 from coterie.networks.registry import MODELS
-from hostile import StopError, unfinished
 
 QUICK = ["--rounds", "2", "--engine", "vmap", "--clients", "4", "--methods", "fedavg,fedfomo"]
 
 
 SAME = {"rounds": 2, "engine": "vmap", "clients": 4, "methods": ["fedavg", "fedfomo"]}
-
-
-def stop_in_the_second_method(step):
-    if step.method == "fedavg" and step.done == 1:
-        raise StopError
 
 
 @pytest.fixture(autouse=True)
@@ -135,17 +129,6 @@ def test_the_same_comparison_again_reads_what_is_there(command):
     assert "holds a finished run" in err
 
 
-def test_an_interrupted_comparison_is_taken_up_again(command):
-    whole = command("compare", *QUICK, "--out", "whole")[1]
-    with pytest.raises(StopError):
-        coterie.compare(**SAME, progress=stop_in_the_second_method, out="mine")
-    code, out, err = command("compare", *QUICK, "--lr", "0.123", "--out", "mine")
-    assert code == 2  # other runs may lie beside these, never in their place
-    code, out, err = command("compare", *QUICK, "--out", "mine")
-    assert (code, out) == (0, whole.replace("whole", "mine")), err
-    assert err.count("finished before") == 1
-
-
 @pytest.mark.parametrize("deal", ["fixed", "anew"])
 def test_seeds_have_the_same_clients_unless_each_divides_the_data(command, work, deal):
     asked = ("--seeds", "3,1", "--set", f"run.deal={deal}", "--out", "mine")
@@ -155,14 +138,9 @@ def test_seeds_have_the_same_clients_unless_each_divides_the_data(command, work,
     assert same == (deal == "fixed")
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_run_writes_its_page_and_lists_it(command, work, resumed):
-    if resumed:
-        unfinished(work / "mine", "fedamp")
-        code, out, _ = command("resume", "mine")
-    else:
-        options = ["--rounds", "2", "--engine", "loop", "--method", "fedamp", "--clients", "4"]
-        code, out, _ = command("run", *options, "--out", "mine")
+def test_a_run_writes_its_page_and_lists_it(command, work):
+    options = ["--rounds", "2", "--engine", "loop", "--method", "fedamp", "--clients", "4"]
+    code, out, _ = command("run", *options, "--out", "mine")
     place = work / "mine" / "report.html"
     assert code == 0
     assert f"page: {Path('mine') / 'report.html'}\n" in out
@@ -247,20 +225,6 @@ def test_show_tells_what_fields_mean_and_whom_to_cite(command):
     assert re.search(r"downloads \(a whole number from 0 to 1e9; default \d+\)\n +\w+", out)
     assert re.search(r"@inproceedings{\w+,\n(.|\n)+author={Zhang, Michael", out)
     assert re.search(r"paper\n +Ghosh", command("show", "ifca")[1])
-
-
-def test_doctor_counts_and_warns_and_trains_nothing(command, work):
-    named = ["--partition", "pathological", "--clients", "10"]
-    fields = ["--set", "partition.groups=3", "--set", "partition.per_client=1"]
-    assert command("doctor", *named, *fields)[0] == 2  # pathological has no groups
-    text = '[partition]\nname = "pathological"\nclients = 10\nper_client = 1\n'
-    (work / "x.toml").write_text(text)
-    code, out, _ = command("doctor", "x.toml", "--methods", "fedavg")
-    assert code == 0
-    for fact in ("1,797 samples of shape 1x8x8, 10 classes", "1 per client", "memory", "training"):
-        assert fact in out
-    assert "warning: 10 of 10 clients have one class only" in out
-    assert [path.name for path in work.iterdir()] == ["x.toml"]
 
 
 # ---- refusing ------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ FINDERS = {"fedfomo": 0.9, "fedamp": 0.8, "circle": 0.8}  # and the weight insid
 @pytest.fixture(scope="module")
 def comparison():
     methods = ["local", "fedavg", *FINDERS]
-    return coterie.compare(seeds=2, engine="loop", methods=methods, set={"run.evaluate_every": 20})
+    settings = {"engine.name": "vmap", "run.evaluate_every": 20}
+    return coterie.compare(seeds=2, methods=methods, set=settings)
 
 
 def scores(comparison, method):

@@ -48,11 +48,9 @@ def shown(place):
 # ---- formats -------------------------------------------------------------------------------------
 
 
-def test_new_folders_have_the_format_in_their_first_file(made, tmp_path):
+def test_new_folders_have_the_format_in_their_first_file(made):
     for first in (made / "run" / "config.json", made / "comparison" / "compare.json"):
         assert json.loads(first.read_text())["format"] == FORMAT
-    again = coterie.run(made / "run" / "config.json", out=str(tmp_path / "again"))
-    assert again.summary["digest"] == coterie.read(made / "run").summary["digest"]
 
 
 NEWER = r"has format 2, which a newer version of coterie wrote; expected 1; install"

@@ -97,7 +97,7 @@ def killed_and_resumed(method, point, config, tmp_path, shelf):
     assert_same(out, whole(shelf, method))
 
 
-@pytest.mark.parametrize(("point", "method"), zip(IN_A_RUN, itertools.cycle(FOUR)))
+@pytest.mark.parametrize(("point", "method"), [*zip(IN_A_RUN, itertools.cycle(FOUR), strict=False)])
 def test_killed_at_every_point(method, point, config, tmp_path, shelf):
     second = point.startswith(("round", "log", "checkpoint"))
     killed_and_resumed(method, f"{point}:2" if second else point, config, tmp_path, shelf)
@@ -142,8 +142,8 @@ def test_an_adaptation_is_resumed(tmp_path, config, shelf):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("method", ["fedfomo", "pafl_ewc"])
-def test_played_rounds_are_resumed_and_played(method, tmp_path):
+def test_played_rounds_are_resumed_and_played(tmp_path):
+    method = "fedfomo"
     played = {**TINY, "engine": {**TINY["engine"], "trace": True, "threads": 2}}
     config, out = tmp_path / "config.json", tmp_path / "run"
     config.write_text(json.dumps(played))

@@ -94,17 +94,6 @@ def test_reading_gives_back_what_was_written(made):
     assert torch.equal(again.mixture().weights, mixture().weights)
 
 
-def test_names_with_commas_quotes_and_line_ends_survive(tmp_path):
-    names = ('St. "Mary", ward 3', "two\nlines", "\u2028", *(f"s{i}" for i in range(9)))
-    folder = RunFolder.create(tmp_path / "run", log_of(names=names), {}, {})
-    for each in records(3):
-        folder.append(each._replace(rejected=(Rejection(2, "not_finite"),)))
-    folder.finish(predictors())
-    again = run_folder.read(folder.path)
-    assert again.roster.clients == names
-    assert again.lines[0]["rejected"] == [{"client": "\u2028", "reason": "not_finite"}]
-
-
 def test_other_metrics_are_scores_not_accuracies():
     log = Log("fedavg", 0, "rmse", roster())
     for index, mean in enumerate((3.0, 1.0, 2.0)):
@@ -205,13 +194,6 @@ def test_an_unfinished_run_is_not_read_as_a_result(tmp_path):
         run_folder.read(tmp_path)
 
 
-def test_a_run_cannot_continue_from_a_round_it_never_reached(tmp_path):
-    folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
-    folder.append(records()[0])
-    with pytest.raises(StoreError, match="found 1 whole rounds; expected 2"):
-        RunFolder.reopen(tmp_path, log_of(), 2)
-
-
 def test_a_run_cannot_continue_from_logs_with_gaps(tmp_path):
     for name in ("clients.csv", "collaboration.parts"):
         folder = RunFolder.create(tmp_path / name, log_of(), CONFIG, {})
@@ -232,19 +214,6 @@ def test_the_torn_start_of_a_line_is_not_a_line(tmp_path):
     with (tmp_path / "clients.csv").open("a") as file:
         file.write("0")  # of round 10
     assert [index for index, _ in stored_files.read_clients(tmp_path / "clients.csv")[0]] == [0]
-
-
-def test_verify_names_the_file_that_changed(made):
-    path, _ = made
-    assert run_folder.verify(path) == []
-    models = bytearray((path / "models.safetensors").read_bytes())
-    models[-1] ^= 1
-    (path / "models.safetensors").write_bytes(models)
-    (path / "clients.csv").unlink()
-    assert run_folder.verify(path) == [
-        "clients.csv is missing",
-        "models.safetensors has changed since it was finished",
-    ]
 
 
 def test_verify_recomputes_the_digest(made):

@@ -454,7 +454,7 @@ def test_a_run_that_was_compiled_does_not_go_on_without_a_compiler(tmp_path, nam
 def test_a_tampered_record_of_what_ran_is_refused(ran, tmp_path):
     (tmp_path / "config.json").write_text('{"format": 1, "asked": {}, "resolved": {}, "hash": ""}')
     (tmp_path / "environment.json").write_text(json.dumps({"ran": ran}))
-    with pytest.raises(StoreError, match="is not as a run writes it"):
+    with pytest.raises(StoreError, match="not as a run writes them"):
         coterie.resume(tmp_path)
 
 

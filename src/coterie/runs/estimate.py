@@ -63,10 +63,15 @@ def _timed(setting: Setting, method: Method) -> float:
             seconds.append(time.perf_counter() - began - sum(seconds))
             if count >= _rounds(setting) and (count >= MOST or sum(seconds) > ENOUGH):
                 break
-    every, rest = run.evaluate_every, seconds[1:] or seconds  # every second one was evaluated
+    return extrapolated(seconds, run.rounds, run.evaluate_every)
+
+
+def extrapolated(seconds: list[float], rounds: int, every: int) -> float:
+    """The time of all rounds; every second one was evaluated, or all if ``every`` is 1."""
+    first, rest = seconds[0], seconds[1:] or seconds
     evaluated = median(rest if every == 1 else rest[0::2])
     later = evaluated / every + median(rest[1::2] or rest) * (1 - 1 / every)
-    return seconds[0] + later * (run.rounds - 1)
+    return first + later * (rounds - 1)
 
 
 def peak_mib(device: torch.device) -> tuple[float, float | None]:

@@ -175,7 +175,7 @@ def _read(path: Path) -> Run:
     read_facts(summary["metric"], config.get("metric", {}))
     log = _log(path, summary)
     _check_clients(log)
-    kinds.check("argv", where.get("argv", []), "a list of texts")
+    kinds.Environment.model_validate(where)
     return log.run(config=config, environment=where, summary=summary, path=path)
 
 
