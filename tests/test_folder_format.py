@@ -26,6 +26,7 @@ def made_once(tmp_path_factory):
     place = tmp_path_factory.mktemp("made")
     coterie.run(TINY, method="fedamp", set={"run.metric": "f1"}, out=str(place / "run"))
     coterie.compare(TINY, methods=["fedavg"], rounds=1, out=str(place / "comparison"))
+    unfinished(place / "begun")
     return place
 
 
@@ -53,16 +54,11 @@ def test_new_folders_have_the_format_in_their_first_file(made):
         assert json.loads(first.read_text())["format"] == FORMAT
 
 
-NEWER = r"has format 2, which a newer version of coterie wrote; expected 1; install"
-OLDER = r"has format 0, which an older version of coterie wrote; expected 1; run"
-NO_COUNT = r"'format' is .*; expected the number of a format"
-NUMBERS = [(FORMAT + 1, NEWER), (0, OLDER)]
-NUMBERS += [(number, NO_COUNT) for number in ("1", -1, 1.0, True, None, [1])]
+SAYS = r"'format' is .*; expected 1, the format that this version of coterie reads"
 
 
-@pytest.mark.parametrize(("number", "says"), NUMBERS)
-def test_folders_of_another_format_are_refused(made, tmp_path, number, says):
-    unfinished(made / "begun")
+@pytest.mark.parametrize("number", [FORMAT + 1, 0, "1", -1, 1.0, True, None, [1]])
+def test_folders_of_another_format_are_refused(made, number):
     for place, first, looks in (
         ("run", "config.json", (coterie.verify, coterie.read, coterie.resume)),
         ("comparison", "compare.json", (coterie.verify, coterie.read, coterie.resume)),
@@ -70,14 +66,14 @@ def test_folders_of_another_format_are_refused(made, tmp_path, number, says):
     ):
         edit(made / place / first, format=number)
         for look in looks:
-            with pytest.raises(StoreError, match=says):
+            with pytest.raises(StoreError, match=SAYS):
                 look(made / place)
 
 
-def test_a_folder_without_a_format_is_of_an_older_version(made):
+def test_a_folder_without_a_format_is_refused(made):
     path = made / "run" / "config.json"
     files.write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != "format"})
-    with pytest.raises(StoreError, match=OLDER):
+    with pytest.raises(StoreError, match=SAYS):
         coterie.read(made / "run")
 
 

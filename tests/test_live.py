@@ -221,18 +221,14 @@ def test_a_tracker_gets_every_round_in_a_run_per_method_and_seed(
     assert [*kept.logged.values()] == [expected] * 2
 
 
-def step_of(done, rounds=3, method="fedavg", **more):
-    return Progress(method, 0, done, rounds, 50.0, **more)
-
-
 def test_a_run_that_ends_early_is_not_called_finished_by_its_tracker(monkeypatch):
     """One that is done is closed at once, however the others end."""
     kept = Kept()
     monkeypatch.setitem(sys.modules, "mlflow", kept)
     with also_logged("mlflow", "mine", lambda step: None) as watch:
-        watch(step_of(1, 1, "local"))
+        watch(Progress("local", 0, 1, 1, 50.0))
         assert kept.closed == [("mine/local-0", "FINISHED")]
-        watch(step_of(1))
+        watch(step(1))
     assert kept.closed[1:] == [("mine/fedavg-0", "KILLED")]
 
 

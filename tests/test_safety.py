@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import coterie
 from coterie.core import imports
-from coterie.engines import EngineSettings, auto
+from coterie.engines import auto
 from coterie.engines.settings import MOST_THREADS
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, StoreError, printable
 from coterie.runs import environment
@@ -405,44 +404,6 @@ def test_the_commit_of_a_checkout_is_read_from_its_files(tmp_path, form):
     for head in ("ref: ../../secret", "ref: refs/../../secret", "x" * 40, "", "\0"):
         (git / "HEAD").write_text(head)
         assert environment.commit(home) is None
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        *(
-            None,
-            7,
-            [],
-            {},
-            {"name": "rm"},
-            {"name": "loop"},
-            {"name": "loop", "threads": "2"},
-        ),
-        {"name": "loop", "threads": 100_000},
-        {"name": "vmap", "threads": 1, "chunk": 10**9},
-        {"name": "vmap", "threads": 1, "chunk": True},
-        {"name": "vmap", "threads": 1, "chunk": 1},
-        {"name": "vmap", "threads": 1, "chunk": 1, "trace": 1, "compiled": False},
-    ],
-)
-def test_a_remembered_engine_that_was_never_measured_is_measured_again(monkeypatch, found):
-    usual, measured = SimpleNamespace(chosen=EngineSettings("loop", threads=1)), []
-    monkeypatch.setattr(auto, "resolve", lambda *_: measured.append(1) or usual)
-    monkeypatch.setattr(auto, "_read", lambda: _Everything(found))
-    coterie.run({**TINY, "engine": {"name": "auto"}}, method="fedavg", rounds=1)
-    assert measured
-
-
-class _Everything(dict):
-    """The same answer to every question."""
-
-    def __init__(self, answer):
-        super().__init__()
-        self.answer = answer
-
-    def get(self, _key, _default=None):
-        return self.answer
 
 
 @pytest.mark.parametrize("text", ["", "[" * DEEP, "\xff", "null", " " * (2 << 20) + '{"a": 1}'])

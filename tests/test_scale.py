@@ -102,7 +102,7 @@ def no_matrix(monkeypatch):
     monkeypatch.setattr(LOOP, "MATRIX_EVERY_ROUND", 0)
 
 
-KEEPING = ("fedavg", "ditto", "local", "scaffold", "fedamp", "heurfedamp", "cfl", "apfl", "ifca")
+KEEPING = ("fedavg", "local", "scaffold", "fedamp", "cfl", "apfl", "ifca")
 
 
 @pytest.mark.parametrize("name", KEEPING)

@@ -65,27 +65,18 @@ FORMAT_KEY = "format"  # in config.json of a run and in compare.json of a compar
 def refuse_other_format(first: Path) -> None:
     """Refuse a folder of another format; ``first`` is the file of the folder that has the format.
 
-    A file that is missing or not a JSON table is accepted here; its reader refuses it.
+    A file that is missing or cannot be read is accepted here; its reader refuses it.
     """
     try:
         found = files.read_json(first)
     except StoreError:
         return
-    number = found.get(FORMAT_KEY, 0) if isinstance(found, dict) else 0
-    if not kinds.fits(number, "a count"):
+    number = found.get(FORMAT_KEY) if isinstance(found, dict) else None
+    if type(number) is not int or number != FORMAT:
         raise StoreError(
-            f"{first}: '{FORMAT_KEY}' is {kinds.shown(number)}; expected the number of a format, "
-            f"{FORMAT}; restore the file, or run the experiment again in another folder"
-        )
-    if number != FORMAT:
-        age, cure = (
-            ("a newer", "install a newer version to read it")
-            if number > FORMAT
-            else ("an older", "run the experiment again in another folder")
-        )
-        raise StoreError(
-            f"{first}: the folder has format {number}, which {age} version of coterie wrote; "
-            f"expected {FORMAT}; {cure}"
+            f"{first}: '{FORMAT_KEY}' is {kinds.shown(number)}; expected {FORMAT}, the format that "
+            "this version of coterie reads; run the experiment again in another folder, or install "
+            "the version that wrote this one"
         )
 
 
