@@ -333,6 +333,15 @@ def test_a_manifest_that_names_files_elsewhere_is_not_followed(compared, name):
     assert wrong.endswith("is missing or does not belong here")
 
 
+@pytest.mark.parametrize("path", ["../whole", "fedamp/../../whole", "/etc", "fedamp"])
+def test_a_comparison_that_names_runs_elsewhere_is_not_read(compared, whole, path):
+    listed = json.loads((compared / "comparison.json").read_text())
+    rewritten(compared / "comparison.json", runs=[{**listed["runs"][0], "path": path}])
+    with pytest.raises(StoreError, match="expected a list of runs"):
+        coterie.read(compared)
+    assert any(coterie.verify(compared).values())
+
+
 def test_a_run_and_a_comparison_do_not_share_a_folder(compared, whole):
     before = contents(whole)
     with pytest.raises(StoreError, match="a finished run"):
