@@ -607,7 +607,7 @@ def test_a_folder_of_somebody_else_is_not_used(how, library, compiled, tmp_path,
     path, asked = library
     monkeypatch.setattr(native, "_for_this_process", lambda: tmp_path)
     if how == "owner":
-        monkeypatch.setattr(cache, "_user", lambda: 12345)
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
     else:
         elsewhere = tmp_path / "elsewhere"
         path.parent.replace(elsewhere)
