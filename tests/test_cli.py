@@ -13,23 +13,17 @@ import pytest
 import typer
 
 import coterie
-from coterie import api, cli
+from coterie import cli
 from coterie.adapt import ADAPTATIONS
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.data.datasets import DATASETS
 from coterie.data.partition import PARTITIONS
 from coterie.networks.registry import MODELS
-from hostile import StopError, unfinished
 
 QUICK = ["--rounds", "2", "--engine", "vmap", "--clients", "4", "--methods", "fedavg,fedfomo"]
 
 
 SAME = {"rounds": 2, "engine": "vmap", "clients": 4, "methods": ["fedavg", "fedfomo"]}
-
-
-def stop_in_the_second_method(step):
-    if step.method == "fedavg" and step.done == 1:
-        raise StopError
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +103,7 @@ def test_compare_ends_with_table_verdict_folder_and_page(command, work):
     assert re.search(r"\nFor these \d+ sites .*\.\n", out)
     assert out.endswith("folder: mine\npage:   mine/report.html\n")
     assert "local, seed 0: 2 rounds, mean" in err
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out + err)
     assert (work / "mine" / "report.html").stat().st_size > 1000
     for method in ("local", "fedavg", "fedfomo"):
         assert (work / "mine" / method / "seed-0" / "MANIFEST.json").exists()
@@ -124,11 +119,6 @@ def test_a_column_that_there_is_not_is_refused_before_training(command, work):
     assert list(work.iterdir()) == []
 
 
-def test_piped_output_has_no_control_characters(command):
-    _, out, err = command("compare", *QUICK, "--out", "mine")
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out + err)
-
-
 def test_the_same_comparison_again_reads_what_is_there(command):
     first = command("compare", *QUICK, "--out", "mine")
     again = command("compare", *QUICK, "--out", "mine")
@@ -137,17 +127,6 @@ def test_the_same_comparison_again_reads_what_is_there(command):
     code, out, err = command("compare", *QUICK, "--lr", "0.123", "--out", "mine")
     assert (code, out) == (2, "")
     assert "holds a finished run" in err
-
-
-def test_an_interrupted_comparison_is_taken_up_again(command):
-    whole = command("compare", *QUICK, "--out", "whole")[1]
-    with pytest.raises(StopError):
-        coterie.compare(**SAME, progress=stop_in_the_second_method, out="mine")
-    code, out, err = command("compare", *QUICK, "--lr", "0.123", "--out", "mine")
-    assert code == 2  # other runs may lie beside these, never in their place
-    code, out, err = command("compare", *QUICK, "--out", "mine")
-    assert (code, out) == (0, whole.replace("whole", "mine")), err
-    assert err.count("finished before") == 1
 
 
 @pytest.mark.parametrize("deal", ["fixed", "anew"])
@@ -159,14 +138,9 @@ def test_seeds_have_the_same_clients_unless_each_divides_the_data(command, work,
     assert same == (deal == "fixed")
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_run_writes_its_page_and_lists_it(command, work, resumed):
-    if resumed:
-        unfinished(work / "mine", "fedamp")
-        code, out, _ = command("resume", "mine")
-    else:
-        options = ["--rounds", "2", "--engine", "loop", "--method", "fedamp", "--clients", "4"]
-        code, out, _ = command("run", *options, "--out", "mine")
+def test_a_run_writes_its_page_and_lists_it(command, work):
+    options = ["--rounds", "2", "--engine", "loop", "--method", "fedamp", "--clients", "4"]
+    code, out, _ = command("run", *options, "--out", "mine")
     place = work / "mine" / "report.html"
     assert code == 0
     assert f"page: {Path('mine') / 'report.html'}\n" in out
@@ -178,19 +152,6 @@ def test_a_run_writes_its_page_and_lists_it(command, work, resumed):
     code, out, _ = command("verify", "mine")
     assert code == 1
     assert "report.html has changed" in out
-
-
-@pytest.mark.parametrize("name", ["run", "compare"])
-def test_a_command_resolves_its_config_once(command, monkeypatch, name):
-    calls, configure = [], api.configure
-
-    def counted(*given, **options):
-        calls.append(given)
-        return configure(*given, **options)
-
-    monkeypatch.setattr(api, "configure", counted)
-    assert command(name, *QUICK, "--out", "mine")[0] == 0
-    assert len(calls) == 1
 
 
 def test_the_folder_of_a_run_has_a_name_of_its_own(command, work):
@@ -236,14 +197,6 @@ def test_from_python_nothing_is_written_and_results_are_the_same(command, work):
         coterie.compare(round=2)
 
 
-def test_python_progress_counts_every_round():
-    seen = []
-    coterie.run(rounds=3, method="local", engine="loop", progress=seen.append)
-    assert [(step.method, step.done, step.rounds) for step in seen] == [
-        ("local", done, 3) for done in (1, 2, 3)
-    ]
-
-
 # ---- explaining ----------------------------------------------------------------------------------
 
 KINDS = {
@@ -272,29 +225,6 @@ def test_show_tells_what_fields_mean_and_whom_to_cite(command):
     assert re.search(r"downloads \(a whole number from 0 to 1e9; default \d+\)\n +\w+", out)
     assert re.search(r"@inproceedings{\w+,\n(.|\n)+author={Zhang, Michael", out)
     assert re.search(r"paper\n +Ghosh", command("show", "ifca")[1])
-
-
-def test_show_partition_draws_it(command):
-    _, out, _ = command("show", "partition", "label_groups", "--data", "digits", "--clients", "5")
-    rows = [line for line in out.splitlines() if line.startswith("client") and "group" not in line]
-    assert len(rows) == 5
-    assert all(re.search(r"[▁▂▃▄▅▆▇█]", row) for row in rows)
-    other = command("show", "partition", "label_groups", "--data", "digits", "--seed", "1")[1]
-    assert out.splitlines()[-1] != other.splitlines()[-1]
-
-
-def test_doctor_counts_and_warns_and_trains_nothing(command, work):
-    named = ["--partition", "pathological", "--clients", "10"]
-    fields = ["--set", "partition.groups=3", "--set", "partition.per_client=1"]
-    assert command("doctor", *named, *fields)[0] == 2  # pathological has no groups
-    text = '[partition]\nname = "pathological"\nclients = 10\nper_client = 1\n'
-    (work / "x.toml").write_text(text)
-    code, out, _ = command("doctor", "x.toml", "--methods", "fedavg")
-    assert code == 0
-    for fact in ("1,797 samples of shape 1x8x8, 10 classes", "1 per client", "memory", "training"):
-        assert fact in out
-    assert "warning: 10 of 10 clients have one class only" in out
-    assert [path.name for path in work.iterdir()] == ["x.toml"]
 
 
 # ---- refusing ------------------------------------------------------------------------------------

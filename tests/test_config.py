@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.core.fields import fields
 from coterie.data.arrays import AUTO_SCALE
 from coterie.errors import ConfigError, CoterieError
 from coterie.runs.assemble import assemble
@@ -223,11 +222,6 @@ def test_own_classes_are_found_in_a_folder_that_is_named(tmp_path):
     both = ["scaffold", name.replace("Mine", "Scaffold")]
     with pytest.raises(ConfigError, match="two classes would both be called 'scaffold'"):
         allowed(path, {"run.methods": both})
-
-
-def test_meanings_of_fields_are_read_from_docstrings_and_comments():
-    meaning = {field.name: field.meaning for field in fields(ALGORITHMS["fedavg"])}
-    assert meaning["server_lr"].startswith("the server's step")
 
 
 # ---- refusals ----------------------------------------------------------------------------------

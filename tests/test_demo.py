@@ -1,4 +1,4 @@
-"""The demo's promise, on three seeds: who finds the hidden groups is better off than alone."""
+"""The demo's promise, on two seeds: who finds the hidden groups is better off than alone."""
 
 import pytest
 
@@ -9,7 +9,9 @@ FINDERS = {"fedfomo": 0.9, "fedamp": 0.8, "circle": 0.8}  # and the weight insid
 
 @pytest.fixture(scope="module")
 def comparison():
-    return coterie.compare(seeds=3, set={"engine.name": "vmap", "run.evaluate_every": 20})
+    methods = ["local", "fedavg", *FINDERS]
+    settings = {"engine.name": "vmap", "run.evaluate_every": 20}
+    return coterie.compare(seeds=2, methods=methods, set=settings)
 
 
 def scores(comparison, method):
@@ -20,7 +22,7 @@ def scores(comparison, method):
 @pytest.mark.parametrize("method", FINDERS)
 def test_who_finds_the_groups_beats_local_and_fedavg(comparison, method):
     mine = scores(comparison, method)
-    assert sorted(mine) == [0, 1, 2]
+    assert sorted(mine) == [0, 1]
     for seed, summary in mine.items():
         for other in ("local", "fedavg"):
             assert summary["accuracy_last"] > scores(comparison, other)[seed]["accuracy_last"] + 1

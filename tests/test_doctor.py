@@ -24,7 +24,7 @@ from coterie.diagnosis.findings import (
     score_warnings,
 )
 from coterie.errors import CoterieWarning, DataError
-from coterie.runs.estimate import _extrapolated
+from coterie.runs.estimate import extrapolated
 
 ROOT = Path(__file__).parents[1]
 SITES = ("a", "b", "c", "d")
@@ -286,11 +286,11 @@ def test_before_training_it_tells_to_how_many_a_model_goes_and_what_the_run_spen
 
 def test_the_estimate_counts_evaluated_rounds_as_often_as_they_come():
     """A run whose rounds take 1 s, and 3 s more if evaluated; the first takes 10 s."""
-    assert _extrapolated("x", [10.0, 4.0], 11, 1).seconds == pytest.approx(10 + 10 * 4)
-    assert _extrapolated("x", [10.0, 4.0, 1.0], 11, 5).seconds == pytest.approx(10 + 10 * 1.6)
-    assert _extrapolated("x", [10.0], 1, 1).seconds == 10.0
+    assert extrapolated([10.0, 4.0], 11, 1) == pytest.approx(10 + 10 * 4)
+    assert extrapolated([10.0, 4.0, 1.0], 11, 5) == pytest.approx(10 + 10 * 1.6)
+    assert extrapolated([10.0], 1, 1) == 10.0
     slow = [10.0, 4.0, 1.0, 90.0, 1.0, 4.0, 1.0]  # one round was disturbed
-    assert _extrapolated("x", slow, 11, 5).seconds == pytest.approx(10 + 10 * 1.6)
+    assert extrapolated(slow, 11, 5) == pytest.approx(10 + 10 * 1.6)
 
 
 def test_doctor_shows_sites_exposure_time_and_memory(tmp_path):

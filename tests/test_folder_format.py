@@ -26,6 +26,7 @@ def made_once(tmp_path_factory):
     place = tmp_path_factory.mktemp("made")
     coterie.run(TINY, method="fedamp", set={"run.metric": "f1"}, out=str(place / "run"))
     coterie.compare(TINY, methods=["fedavg"], rounds=1, out=str(place / "comparison"))
+    unfinished(place / "begun")
     return place
 
 
@@ -48,23 +49,16 @@ def shown(place):
 # ---- formats -------------------------------------------------------------------------------------
 
 
-def test_new_folders_have_the_format_in_their_first_file(made, tmp_path):
+def test_new_folders_have_the_format_in_their_first_file(made):
     for first in (made / "run" / "config.json", made / "comparison" / "compare.json"):
         assert json.loads(first.read_text())["format"] == FORMAT
-    again = coterie.run(made / "run" / "config.json", out=str(tmp_path / "again"))
-    assert again.summary["digest"] == coterie.read(made / "run").summary["digest"]
 
 
-NEWER = r"has format 2, which a newer version of coterie wrote; expected 1; install"
-OLDER = r"has format 0, which an older version of coterie wrote; expected 1; run"
-NO_COUNT = r"'format' is .*; expected the number of a format"
-NUMBERS = [(FORMAT + 1, NEWER), (0, OLDER)]
-NUMBERS += [(number, NO_COUNT) for number in ("1", -1, 1.0, True, None, [1])]
+SAYS = r"'format' is .*; expected 1, the format that this version of coterie reads"
 
 
-@pytest.mark.parametrize(("number", "says"), NUMBERS)
-def test_folders_of_another_format_are_refused(made, tmp_path, number, says):
-    unfinished(made / "begun")
+@pytest.mark.parametrize("number", [FORMAT + 1, 0, "1", -1, 1.0, True, None, [1]])
+def test_folders_of_another_format_are_refused(made, number):
     for place, first, looks in (
         ("run", "config.json", (coterie.verify, coterie.read, coterie.resume)),
         ("comparison", "compare.json", (coterie.verify, coterie.read, coterie.resume)),
@@ -72,14 +66,14 @@ def test_folders_of_another_format_are_refused(made, tmp_path, number, says):
     ):
         edit(made / place / first, format=number)
         for look in looks:
-            with pytest.raises(StoreError, match=says):
+            with pytest.raises(StoreError, match=SAYS):
                 look(made / place)
 
 
-def test_a_folder_without_a_format_is_of_an_older_version(made):
+def test_a_folder_without_a_format_is_refused(made):
     path = made / "run" / "config.json"
     files.write_json(path, {k: v for k, v in json.loads(path.read_text()).items() if k != "format"})
-    with pytest.raises(StoreError, match=OLDER):
+    with pytest.raises(StoreError, match=SAYS):
         coterie.read(made / "run")
 
 
@@ -109,7 +103,7 @@ def test_a_manifest_of_the_same_value_in_other_bytes_is_seen(made, place, how):
     path.write_text(SAME_VALUE[how](before))
     assert json.loads(path.read_text()) == json.loads(before)
     (sentence,) = coterie.verify(made / place)[str(made / place)]
-    assert "byte for byte" in sentence or "in its order" in sentence
+    assert "byte for byte" in sentence
     path.write_text(before)
     assert not any(coterie.verify(made / place).values())
 
@@ -145,9 +139,10 @@ def test_a_value_of_another_kind_in_the_summary_is_refused(made, general):
         coterie.read(made / "run")
 
 
-@pytest.mark.parametrize(
-    "name", ["round", "clients", "seconds", "bytes_up", "test", "in_group_weight", "off_diagonal"]
-)
+LINE = ("round", "clients", "seconds", "bytes_up", "rejected", "test", "in_group_weight")
+
+
+@pytest.mark.parametrize("name", [*LINE, "off_diagonal"])
 def test_a_value_of_another_kind_in_a_round_is_refused(made, name):
     path = made / "run" / "rounds.jsonl"
     first, *rest = path.read_text().splitlines()

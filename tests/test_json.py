@@ -68,9 +68,3 @@ def test_list_prints_one_value(command):
     assert code == 0
     assert all({*row} == documented("list") for row in value)
     assert "fedfomo" in {row["name"] for row in value}
-
-
-def test_an_error_leaves_stdout_empty(command):
-    code, value, err = command("compare", "--rounds", 0)
-    assert (code, value) == (2, None)
-    assert "run.rounds" in err

@@ -132,8 +132,9 @@ def test_progress_tells_bytes_and_answers():
     seen = []
     result = coterie.run(method="fedavg", rounds=2, clients=3, engine="loop", progress=seen.append)
     clients = result.roster.clients
-    assert [one.answered for one in seen] == [clients] * 2
-    assert [one.silent for one in seen] == [()] * 2
+    assert [(one.done, one.answered, one.silent) for one in seen] == [
+        (done, clients, ()) for done in (1, 2)
+    ]
     assert [one.sent for one in seen] == [
         line["bytes_down"] + line["bytes_up"] for line in result.lines
     ]
@@ -220,18 +221,14 @@ def test_a_tracker_gets_every_round_in_a_run_per_method_and_seed(
     assert [*kept.logged.values()] == [expected] * 2
 
 
-def step_of(done, rounds=3, method="fedavg", **more):
-    return Progress(method, 0, done, rounds, 50.0, **more)
-
-
 def test_a_run_that_ends_early_is_not_called_finished_by_its_tracker(monkeypatch):
     """One that is done is closed at once, however the others end."""
     kept = Kept()
     monkeypatch.setitem(sys.modules, "mlflow", kept)
     with also_logged("mlflow", "mine", lambda step: None) as watch:
-        watch(step_of(1, 1, "local"))
+        watch(Progress("local", 0, 1, 1, 50.0))
         assert kept.closed == [("mine/local-0", "FINISHED")]
-        watch(step_of(1))
+        watch(step(1))
     assert kept.closed[1:] == [("mine/fedavg-0", "KILLED")]
 
 
@@ -246,20 +243,3 @@ def test_what_a_tracker_refuses_is_told_in_a_sentence(monkeypatch, tmp_path, com
     code, _, err = command("run", "--rounds", "1", "--clients", "3", "--wandb", "a/b")
     assert code == 2
     assert "--wandb a/b: wandb could not begin a run: Invalid project name 'a/b'; " in err
-
-
-def test_a_run_that_patience_ends_says_so():
-    """Its last step is the last of the run: trackers close it, the console prints its line."""
-    steps = []
-    coterie.run(
-        method="fedavg",
-        rounds=40,
-        lr=0.5,
-        model="linear",
-        engine="loop",
-        set={"run.patience": 2},
-        progress=steps.append,
-    )
-    assert len(steps) < 40
-    assert [step.rounds for step in steps[:-1]] == [40] * (len(steps) - 1)
-    assert steps[-1].rounds == steps[-1].done == len(steps)

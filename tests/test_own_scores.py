@@ -1,8 +1,5 @@
 """A loss and a metric of one's own: named by a config, or passed from Python."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch.nn.functional as F
@@ -100,9 +97,8 @@ def test_a_config_names_classes_that_are_shown_where_their_code_is_not(mine):
     found = coterie.compare(out=mine / "run", **asked)
     plain = coterie.compare(**{**asked, "loss": None})
     assert found.runs[1].summary["digest"] != plain.runs[1].summary["digest"]
-    code = f"import coterie; print(coterie.read({str(mine / 'run')!r}))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert found.verdict in shown.stdout, shown.stderr
+    del metrics.METRICS["mine_scores:Cost"]
+    assert found.verdict in str(coterie.read(mine / "run"))
     assert coterie.verify(mine / "run")
 
 

@@ -9,13 +9,17 @@ from coterie.errors import ConfigError
 ASKED = {"rounds": 40, "method": "fedavg", "engine": "loop", "lr": 0.5, "model": "linear"}
 
 
-def patient(count=2, **more):
-    return coterie.run(set={"run.patience": count}, **{**ASKED, **more})
+def patient(**more):
+    return coterie.run(set={"run.patience": 2}, **{**ASKED, **more})
 
 
-def test_it_stops_after_so_many_evaluations_without_a_better_one():
+@pytest.fixture(scope="module")
+def found():
+    return patient()
+
+
+def test_it_stops_after_so_many_evaluations_without_a_better_one(found):
     """It is the run of so many rounds; one round less would not have stopped."""
-    found = patient()
     means, rounds = mean_known(found.val).tolist(), len(found.lines)
     assert 2 < rounds < 40
     assert stalled(means, "accuracy") == 2
@@ -24,26 +28,23 @@ def test_it_stops_after_so_many_evaluations_without_a_better_one():
     assert found.summary["digest"] == plain.summary["digest"]
 
 
-def test_a_killed_run_stops_in_the_same_round(tmp_path):
-    def stop(progress):
-        if progress.done == 2:
+def test_a_killed_run_stops_in_the_same_round_and_says_so(found, tmp_path):
+    """Its last step is the last of the run: trackers close it, the console prints its line."""
+    steps = []
+
+    def stop(step):
+        steps.append(step)
+        if len(steps) == 2:
             raise KeyboardInterrupt
 
-    place = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        patient(out=place, progress=stop)
-    found, expected = coterie.resume(place), patient()
-    assert found.summary["digest"] == expected.summary["digest"]
-    assert len(found.lines) == len(expected.lines)
-    assert coterie.verify(place) == {str(place): []}
-
-
-def test_methods_of_a_comparison_stop_by_themselves():
-    asked = {**ASKED, "methods": ["fedavg", "fedfomo"]}
-    del asked["method"]
-    found = coterie.compare(set={"run.patience": 1}, **asked)
-    assert len({len(run.lines) for run in found.runs}) > 1
-    assert found.verdict
+        patient(out=tmp_path / "run", progress=stop)
+    again = coterie.resume(tmp_path / "run", progress=steps.append)
+    assert again.summary["digest"] == found.summary["digest"]
+    assert len(again.lines) == len(found.lines)
+    assert {step.rounds for step in steps[:-1]} == {40}
+    assert steps[-1].rounds == steps[-1].done == len(found.lines)
+    assert coterie.verify(tmp_path / "run") == {str(tmp_path / "run"): []}
 
 
 def test_it_needs_validation_data():

@@ -56,12 +56,11 @@ def test_only_clients_that_are_named_change_the_bits_of_a_model(method, particip
     """Clients without any weight might as well not be there."""
     sites, apart = federation(), 0
     before, bits = trained(method, sites, participation)
-    for j in (0, 1):
-        after, others = trained(method, with_other_data(sites, j), participation)
-        for i in {*range(5)} - {j}:
-            named = any(provenance(run, i)[0][j] for run in (before, after))
-            assert named or bits[i] == others[i], (i, j)
-            apart += not named
+    after, others = trained(method, with_other_data(sites, 0), participation)
+    for i in range(1, 5):
+        named = any(provenance(run, i)[0][0] for run in (before, after))
+        assert named or bits[i] == others[i], i
+        apart += not named
     assert (apart > 0) == ((method, participation) in SEPARATE)
 
 

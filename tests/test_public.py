@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import warnings
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import coterie
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROGRAMS = sorted((ROOT / "docs").rglob("*.py"))
-LATER: set[str] = set()  # public and not there yet
 
 
 def public():
@@ -52,18 +50,15 @@ def is_public(module, name):
 
 
 def exists(module, name):
-    """Whether an import works, without a warning that its path is old."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)
-        found = importlib.import_module(module)
-        return name is None or hasattr(found, name) or importlib.import_module(f"{module}.{name}")
+    found = importlib.import_module(module)
+    return name is None or hasattr(found, name) or importlib.import_module(f"{module}.{name}")
 
 
 def test_the_list_of_public_modules_is_true():
     listed = public()
     assert listed[0] == "coterie"
     assert len(listed) > 3
-    for name in sorted({*listed} - LATER):
+    for name in listed:
         importlib.import_module(name)
 
 
@@ -72,7 +67,7 @@ def test_pages_import_what_is_public(page):
     for code in blocks(page):
         for module, name in imports(code):
             assert is_public(module, name), f"{module}.{name} is not public"
-            assert module in LATER or exists(module, name)
+            assert exists(module, name)
         if any(found == ("coterie", None) for found in imports(code)):
             assert {*uses(code)} <= {*coterie.__all__}
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from coterie.algorithms import ALGORITHMS, attention, fedamp
+from coterie.algorithms import ALGORITHMS, attention
 from coterie.algorithms.cfl import CFL
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import Update
@@ -102,7 +102,7 @@ def no_matrix(monkeypatch):
     monkeypatch.setattr(LOOP, "MATRIX_EVERY_ROUND", 0)
 
 
-KEEPING = ("fedavg", "ditto", "local", "scaffold", "fedamp", "heurfedamp", "cfl", "apfl", "ifca")
+KEEPING = ("fedavg", "local", "scaffold", "fedamp", "cfl", "apfl", "ifca")
 
 
 @pytest.mark.parametrize("name", KEEPING)
@@ -174,19 +174,6 @@ def test_servers_never_hold_a_model_a_pair(name):
             method.serve(server, round)
             method.collaboration(server, method.shown(states), round)
     assert K * P <= count.largest <= 2 * (K * P + K * K), count.names
-
-
-def test_fedamp_takes_distances_once_an_exchange(monkeypatch):
-    taken = []
-    usual = fedamp.squared_distances
-    monkeypatch.setattr(fedamp, "squared_distances", lambda W: taken.append(len(W)) or usual(W))
-    method, on = crowd(40, "fedamp")
-    server, _ = method.init(on.problem)
-    round = round_of(on.problem, 0, 9, torch.arange(40))
-    server = method.aggregate(server, told(method, on, round), round)
-    taken.clear()
-    method.download(server, round)
-    assert taken == [40]
 
 
 # ---- tables and shelves ------------------------------------------------------------------------

@@ -453,7 +453,7 @@ def test_a_run_that_was_compiled_does_not_go_on_without_a_compiler(tmp_path, nam
 def test_a_tampered_record_of_what_ran_is_refused(ran, tmp_path):
     (tmp_path / "config.json").write_text('{"format": 1, "asked": {}, "resolved": {}, "hash": ""}')
     (tmp_path / "environment.json").write_text(json.dumps({"ran": ran}))
-    with pytest.raises(StoreError, match="is not as a run writes it"):
+    with pytest.raises(StoreError, match="not as a run writes them"):
         coterie.resume(tmp_path)
 
 
@@ -605,7 +605,7 @@ def test_a_folder_of_somebody_else_is_not_used(how, library, compiled, tmp_path,
     path, asked = library
     monkeypatch.setattr(native, "_for_this_process", lambda: tmp_path)
     if how == "owner":
-        monkeypatch.setattr(cache, "_user", lambda: 12345)
+        monkeypatch.setattr("os.geteuid", lambda: 12345)
     else:
         elsewhere = tmp_path / "elsewhere"
         path.parent.replace(elsewhere)

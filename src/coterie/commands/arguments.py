@@ -4,12 +4,13 @@ import inspect
 import re
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, CoterieWarning, printable
 from ..runs.config.options import OPTIONS
 
 CODE = typer.Option(
@@ -55,6 +56,17 @@ POSITIVE = typer.Option(
 RECALIBRATE = typer.Option(
     "--recalibrate", help="set the temperature of probabilities by the client's validation data"
 )
+
+
+def say(*lines: str) -> None:
+    """Print lines, without control codes that names may contain."""
+    for line in lines:
+        print(printable(line), flush=True)
+
+
+def warn(lines: Iterable[str]) -> None:
+    for line in lines:
+        warnings.warn(line, CoterieWarning, stacklevel=2)
 
 
 def configured(command: Callable[..., None]) -> Callable[..., None]:

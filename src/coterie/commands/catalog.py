@@ -10,25 +10,20 @@ from typing import Any, NamedTuple
 
 from ..adapt import ADAPTATIONS
 from ..algorithms import ALGORITHMS, ALIASES
-from ..api import configure
 from ..core.fields import REQUIRED, Field, fields, summary
 from ..core.metrics import METRICS, Metric
 from ..data.datasets import DATASETS
-from ..data.federation import Federation
 from ..data.partition import PARTITIONS
 from ..data.sources.heart import heart_config, heart_table
 from ..engines import ENGINES
-from ..errors import ConfigError, StoreError, did_you_mean, printable
+from ..errors import ConfigError, StoreError, did_you_mean
 from ..networks.registry import MODELS
-from ..runs.assemble import assemble
 from ..runs.config.loading import HEART
 from ..storage import files
 
 # ---- list and show -------------------------------------------------------------------------------
 
 WIDTH = 100
-BARS = " ▁▂▃▄▅▆▇█"
-MOST = 60  # clients that are drawn
 
 
 class Entry(NamedTuple):
@@ -153,44 +148,6 @@ def _value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return repr(list(value)) if isinstance(value, tuple) else repr(value)
-
-
-def drawing(flags: dict[str, Any]) -> str:
-    """A partition of a dataset, one line per client: sizes, and a bar for each class."""
-    config = configure({}, **flags)
-    return drawn(assemble(config).federations[config.run.seed])
-
-
-def drawn(federation: Federation) -> str:
-    """A federation, one line per client: split sizes, group, and a bar for each class.
-
-    Bars are relative to the largest count of all clients and classes.
-    """
-    data = federation.dataset
-    counts = [
-        [int((data.y[own] == c).sum()) for c in range(data.classes)] for own in federation.train
-    ]
-    most = max((n for row in counts for n in row), default=0)
-    names = [printable(name)[:20] for name in federation.clients]
-    width = max(6, *map(len, names))
-    lines = [f"{'client':<{width}}  group  train    val   test  " + ("classes" if most else "")]
-    for i, name in enumerate(names[:MOST]):
-        sizes = (len(split[i]) for split in (federation.train, federation.val, federation.test))
-        group = "—" if federation.groups is None else str(int(federation.groups[i]))
-        bars = "".join(_bar(n, most) for n in counts[i])
-        row = " ".join(f"{n:6,}" for n in sizes)
-        lines.append(f"{name:<{width}}  {group:>5} {row}  {bars}".rstrip())
-    if len(names) > MOST:
-        lines.append(f"… and {len(names) - MOST} more")
-    note = "\nclients of other groups label the classes in another order" * (
-        federation.relabel is not None
-    )
-    return "\n".join([*lines, "", f"{federation.partition}, {federation.fingerprint}{note}"])
-
-
-def _bar(count: int, most: int) -> str:
-    """A bar of one character; at least an eighth of a block if the count is not zero."""
-    return BARS[0] if not count else BARS[max(1, round(count / most * (len(BARS) - 1)))]
 
 
 # ---- new -----------------------------------------------------------------------------------------

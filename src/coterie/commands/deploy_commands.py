@@ -1,13 +1,12 @@
 """``coterie deploy``: what the coordinator of a federation does before and between runs."""
 
 import contextlib
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import CoterieWarning, printable
+from .arguments import say, warn
 
 if TYPE_CHECKING:
     from ..deploy.documents import AdmittedSite
@@ -40,7 +39,7 @@ def init(
     from ..deploy.folders import FederationFolder
 
     made = FederationFolder.create(folder, address, transport, name)
-    _say(
+    say(
         f"made the federation '{made.name}' in {made.path}, for a coordinator at {made.address}",
         "fingerprint of its CA, which you read out to every site by telephone:",
         f"  {spoken(keys.fingerprint(made.ca.read_bytes()))}",
@@ -60,8 +59,8 @@ def add_site(
 
     opened = _opened(folder)
     site = opened.add_site(pub, name)
-    _warn(opened.warnings())
-    _say(
+    warn(opened.warnings())
+    say(
         f"admitted '{site.name}'; fingerprint:",
         f"  {spoken(site.sha256)}",
         "have the site read out its own ('coterie site show') by telephone; if they differ:",
@@ -73,7 +72,7 @@ def add_site(
 def revoke(folder: Folder, name: SiteArgument) -> None:
     """Admit a site no longer; its keys are never admitted again."""
     site = _opened(folder).revoke(name)
-    _say(
+    say(
         f"revoked '{site.name}'; it stays listed",
         f"it may come back with new keys: 'coterie site renew' there, then add-site {folder}",
     )
@@ -87,9 +86,9 @@ def list_sites(folder: Folder) -> None:
 
     opened = _opened(folder)
     sites = opened.sites()
-    _warn(opened.warnings())
+    warn(opened.warnings())
     ends = keys.expiry(opened.server.read_bytes())
-    _say(
+    say(
         f"federation '{opened.name}', coordinator {opened.address}, transport {opened.transport}",
         f"coordinator's certificate: expires on {ends:%Y-%m-%d}",
         f"CA: {spoken(keys.fingerprint(opened.ca.read_bytes()))}",
@@ -116,7 +115,7 @@ def status(folder: Folder) -> None:
     with contextlib.closing(DirectTransport(_opened(folder))) as transport:
         for name, state in transport.sites().items():
             seen = "never seen" if state.seen is None else f"last seen {state.seen:.0f} s ago"
-            _say(f"{name}: {'online' if state.online else 'OFFLINE'}, {seen}")
+            say(f"{name}: {'online' if state.online else 'OFFLINE'}, {seen}")
 
 
 @app.command()
@@ -130,8 +129,8 @@ def peers(
     from ..deploy.peers import run_among_peers
 
     asked = api.configure(str(config), federation=str(folder))
-    done = run_among_peers(asked, out, lambda line: _say(line))
-    _say(f"{len(done.rounds)} rounds are over; each site has its own model and score")
+    done = run_among_peers(asked, out, say)
+    say(f"{len(done.rounds)} rounds are over; each site has its own model and score")
 
 
 @app.command(name="app")
@@ -143,7 +142,7 @@ def write_simulation(
     from ..storage.files import folder_of
 
     write_app(folder_of(folder, "APP"), None)
-    _say(f'run it: flwr run {folder} SUPERLINK --run-config \'config="..." out="..."\'')
+    say(f'run it: flwr run {folder} SUPERLINK --run-config \'config="..." out="..."\'')
 
 
 @app.command()
@@ -154,7 +153,7 @@ def renew(folder: Folder) -> None:
     opened = _opened(folder)
     opened.renew()
     ends = keys.expiry(opened.server.read_bytes())
-    _say(
+    say(
         f"the coordinator has a new certificate, which expires on {ends:%Y-%m-%d}",
         "restart the coordinator; sites need do nothing",
     )
@@ -164,13 +163,3 @@ def _opened(folder: Path) -> "FederationFolder":
     from ..deploy.folders import FederationFolder
 
     return FederationFolder.open(folder)
-
-
-def _warn(lines: tuple[str, ...]) -> None:
-    for line in lines:
-        warnings.warn(line, CoterieWarning, stacklevel=2)
-
-
-def _say(*lines: str) -> None:
-    for line in lines:
-        print(printable(line))

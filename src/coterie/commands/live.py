@@ -48,8 +48,13 @@ def also_logged(tracker: str, place: str | None, watch: Watch) -> Iterator[Watch
             return
         run = step.method, step.seed
         if run not in open_runs:
-            with _refused(tracker, place):
+            try:
                 open_runs[run] = begin(place, *run)
+            except Exception as error:  # whatever a tracker raises
+                raise ConfigError(
+                    f"--{tracker} {place}: {tracker} could not begin a run: {error}; correct the "
+                    f"name or {tracker}'s settings, or leave the option out"
+                ) from error
         log, end = open_runs[run]
         score = {} if step.score is None else {"score": step.score}
         log({"bytes": float(step.sent), **score}, step.done)
@@ -62,18 +67,6 @@ def also_logged(tracker: str, place: str | None, watch: Watch) -> Iterator[Watch
     finally:
         for _, end in open_runs.values():
             end(False)
-
-
-@contextlib.contextmanager
-def _refused(tracker: str, place: str) -> Iterator[None]:
-    """Whatever a tracker raises when a run of it begins, as a refusal in one sentence."""
-    try:
-        yield
-    except Exception as error:
-        raise ConfigError(
-            f"--{tracker} {place}: {tracker} could not begin a run: {error}; correct the name or "
-            f"{tracker}'s settings, or leave the option out"
-        ) from error
 
 
 def _tensorboard(folder: str, method: str, seed: int) -> tuple[Log, End]:

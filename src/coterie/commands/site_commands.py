@@ -1,15 +1,13 @@
 """``coterie site``: what the administrator of one site does."""
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import CoterieWarning, printable
 from ..exporting.export_commands import Out, predict, show_export
 from ..storage import files
-from .arguments import POSITIVE, RECALIBRATE, SPECIFIC
+from .arguments import POSITIVE, RECALIBRATE, SPECIFIC, say, warn
 from .federation_commands import LOG_JSON, MONITOR
 
 if TYPE_CHECKING:
@@ -28,6 +26,7 @@ Data = Annotated[
 Target = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="column to predict; else as site.toml says")
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 
 
 @app.command()
@@ -42,7 +41,7 @@ def init(
     from ..deploy.folders import SiteFolder
 
     made = SiteFolder.create(folder, invite, name)
-    print(printable(f"made the site '{made.name}' of the federation '{made.federation}'"))
+    say(f"made the site '{made.name}' of the federation '{made.federation}'")
     _what_to_send(made)
 
 
@@ -85,42 +84,36 @@ def _run(
     monitor: str | None,
     log_json: bool,
 ) -> None:
-    from ..deploy.folders import SiteFolder
     from ..deploy.running import holdings_of, run_site, site_facts
 
-    opened = SiteFolder.open(folder)
-    for line in opened.warnings():
-        warnings.warn(line, CoterieWarning, stacklevel=2)
+    opened = _site(folder)
+    warn(opened.warnings())
     holdings = holdings_of(opened, data, target)
     for name, value in site_facts(opened, holdings):
-        print(printable(f"{name + ':':15}{value}"), flush=True)
+        say(f"{name + ':':15}{value}")
     run_site(opened, holdings, socket, monitor, log_json)
 
 
 @app.command()
 def withdraw(
     folder: Folder,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
 ) -> None:
     """Leave the federation: this site answers no more, and its states are deleted."""
-    from ..deploy.folders import SiteFolder
     from ..deploy.running import withdraw as leave
 
-    opened = SiteFolder.open(folder)
+    opened = _site(folder)
     if not yes:
         typer.confirm(f"withdraw '{opened.name}' from '{opened.federation}' for good?", abort=True)
-    for line in leave(opened):
-        print(printable(line))
+    say(*leave(opened))
 
 
 @app.command()
 def renew(folder: Folder) -> None:
     """Replace this site's keys; the coordinator must then revoke the old and admit the new."""
-    from ..deploy.folders import SiteFolder
-
-    opened = SiteFolder.open(folder)
+    opened = _site(folder)
     opened.renew()
-    print(printable(f"the site '{opened.name}' has new keys, which are not admitted yet"))
+    say(f"the site '{opened.name}' has new keys, which are not admitted yet")
     _what_to_send(opened)
 
 
@@ -128,16 +121,15 @@ def renew(folder: Folder) -> None:
 def requests(folder: Folder, data: Data = None, target: Target = None) -> None:
     """Show what the coordinator asks this site's owner to approve, and what would leave."""
     from ..deploy.approval import Approvals
-    from ..deploy.folders import SiteFolder
     from ..deploy.running import holdings_of, texts_told
 
-    opened = SiteFolder.open(folder)
+    opened = _site(folder)
     waiting = Approvals(opened).waiting()
     for request in waiting:
         methods, others = ", ".join(request.methods), len(request.clients) - 1
-        print(printable(f"{request.id[:12]}: {methods}; {request.rounds} rounds of at most"))
-        print(printable(f"  {request.epochs} epochs, with {others} other sites:"))
-        print(printable(f"  {', '.join(request.clients)}"))
+        say(f"{request.id[:12]}: {methods}; {request.rounds} rounds of at most")
+        say(f"  {request.epochs} epochs, with {others} other sites:")
+        say(f"  {', '.join(request.clients)}")
         if request.sealed:
             print("  sealed: models and changes of models travel between sites alone")
         if request.folds is not None:
@@ -146,9 +138,8 @@ def requests(folder: Folder, data: Data = None, target: Target = None) -> None:
         print("no request waits")
         return
     print("texts of these columns would leave as they are (rows of each):")
-    for line in texts_told(holdings_of(opened, data, target)):
-        print(printable(f"  {line}"))
-    print(printable(f"approve one of them: coterie site approve {folder} ID"))
+    say(*(f"  {line}" for line in texts_told(holdings_of(opened, data, target))))
+    say(f"approve one of them: coterie site approve {folder} ID")
 
 
 @app.command()
@@ -157,17 +148,15 @@ def approve(
     request: Annotated[str, typer.Argument(metavar="ID", help="beginning of the request's id")],
     data: Data = None,
     target: Target = None,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
 ) -> None:
     """Approve a request: its methods, sites and rounds, and the texts that 'requests' shows."""
     from ..deploy.approval import Approvals
-    from ..deploy.folders import SiteFolder
     from ..deploy.running import holdings_of, texts_told
 
-    opened = SiteFolder.open(folder)
+    opened = _site(folder)
     holdings = holdings_of(opened, data, target)
-    for line in texts_told(holdings):
-        print(printable(f"texts that leave: {line}"))
+    say(*(f"texts that leave: {line}" for line in texts_told(holdings)))
     if not yes:
         typer.confirm(f"approve the request {request}?", abort=True)
     made = Approvals(opened).approve(request, holdings.unnamed_texts())
@@ -182,23 +171,21 @@ def division(
     target: Target = None,
 ) -> None:
     """Write this site's data with the part of each row, so that you can simulate with it."""
-    from ..deploy.folders import SiteFolder
     from ..deploy.running import holdings_of
 
-    made = holdings_of(SiteFolder.open(folder), data, target).export(out)
-    print(printable(f"{made}: this site's own rows; it stays here"))
+    made = holdings_of(_site(folder), data, target).export(out)
+    say(f"{made}: this site's own rows; it stays here")
 
 
 @app.command()
 def renew_division(
     folder: Folder,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    yes: Yes = False,
 ) -> None:
     """Divide this site's rows anew; what has left is remembered, and sums may have to wait."""
     from ..deploy.division import SiteDivision
-    from ..deploy.folders import SiteFolder
 
-    opened = SiteFolder.open(folder)
+    opened = _site(folder)
     if not yes:
         typer.confirm("divide the rows anew, so that test rows may train from now on?", abort=True)
     SiteDivision(opened.path, opened.name, (0.0, 0.0)).renew()
@@ -208,12 +195,10 @@ def renew_division(
 @app.command()
 def show(folder: Folder) -> None:
     """Show this site's fingerprints, its consent, what was agreed and what left it."""
-    from ..deploy.folders import SiteFolder
     from ..deploy.site_report import described
 
-    opened = SiteFolder.open(folder)
-    for line in opened.warnings():
-        warnings.warn(line, CoterieWarning, stacklevel=2)
+    opened = _site(folder)
+    warn(opened.warnings())
     print(described(opened))
 
 
@@ -229,13 +214,12 @@ def export(
     recalibrate: Annotated[bool, RECALIBRATE] = False,
 ) -> None:
     """Write this site's own final model as a folder: parameters, preprocessing, a model card."""
-    from ..deploy.folders import SiteFolder
     from ..deploy.site_model import codes_beside, export_site
     from ..views.clinical import ClinicalChoice
 
     choice = ClinicalChoice.checked(specificity, positive)
     place = files.folder_of(out, "--out")
-    site = SiteFolder.open(folder)
+    site = _site(folder)
     made = export_site(site, place, experiment, choice, recalibrate=recalibrate)
     show_export(made, codes_beside(made))
 
@@ -243,12 +227,18 @@ def export(
 app.command()(predict)
 
 
+def _site(folder: Path) -> "SiteFolder":
+    from ..deploy.folders import SiteFolder
+
+    return SiteFolder.open(folder)
+
+
 def _what_to_send(site: "SiteFolder") -> None:
     from ..deploy import keys
     from ..deploy.admission import spoken
 
     ca = keys.fingerprint(site.coordinator.read_bytes())
-    for line in (
+    say(
         "fingerprint of the coordinator's CA; the coordinator reads out the same by telephone,",
         f"or delete {site.path}:",
         f"  {spoken(ca)}",
@@ -256,5 +246,4 @@ def _what_to_send(site: "SiteFolder") -> None:
         f"  {spoken(site.public_part().sha256)}",
         f"send to the coordinator: {site.public}  (everything else stays here)",
         f"then name your data and your consent in {site.path / 'site.toml'}",
-    ):
-        print(printable(line))
+    )

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import printable_lines
-from .arguments import JSON, flags
+from .arguments import JSON
 
 
 def new(
@@ -51,15 +50,8 @@ def show(
     names: Annotated[
         list[str], typer.Argument(help="a name, or a kind and a name", metavar="[KIND] NAME")
     ],
-    data: Annotated[str | None, typer.Option(help="draw a partition of this dataset")] = None,
-    clients: Annotated[int | None, typer.Option(help="number of clients to draw")] = None,
-    seed: Annotated[int, typer.Option(help="seed of the partition to draw")] = 0,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
 ) -> None:
     """Explain a name that can be listed: what it does, its fields, its paper."""
-    from .catalog import drawing, explanation
+    from .catalog import explanation
 
     print(explanation(names))
-    if data is not None:
-        given = {"data": data, "partition": names[-1], "clients": clients, "seed": seed}
-        print("\n" + printable_lines(drawing({**flags({"set": settings}), **given})))

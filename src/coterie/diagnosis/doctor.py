@@ -253,19 +253,17 @@ def _estimates(
     work, seeds = Work(on.problem, on.shards), len(assembly.config.seeds)
     stepped = fastest.step * length.steps(work)  # of one run, training alone
     timed = timings(assembly, methods, stepped / length.rounds)
-    mean = sum(one.seconds for one in timed) / len(timed) if timed else stepped
-    seconds = seeds * (sum(one.seconds for one in timed) + mean * (len(methods) - len(timed)))
+    mean = sum(timed) / len(timed) if timed else stepped
+    seconds = seeds * (sum(timed) + mean * (len(methods) - len(timed)))
     used, on_gpu = peak_mib(on.problem.device)
     held = on.problem.population * on.problem.start.nbytes * 4
     mib = (process.footprint(work) * (fastest.chosen.chunk or 1) + held) / 2**20
-    if used is not None:
-        mib = used if timed else used + mib
+    mib = used if timed else used + mib
     how = f"from the first rounds of {len(timed)} of {len(methods)} methods"
     rough = "from a few steps of training; evaluation and larger methods take longer"
-    of = "in this process" if used is not None else "beside the data"
     gpu = "" if on_gpu is None else f", and {on_gpu:,.0f} MiB on the GPU"
     facts = [
-        ("memory", f"about {mib:,.0f} MiB {of}{gpu}"),
+        ("memory", f"about {mib:,.0f} MiB in this process{gpu}"),
         ("training time", f"about {duration(seconds)}, {how if timed else rough}"),
     ]
     return facts, (("seconds", seconds), ("mib", mib), ("gpu_mib", on_gpu))

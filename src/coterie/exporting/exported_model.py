@@ -269,9 +269,7 @@ def _check_files(path: Path) -> None:
             f"{path}: holds no exported model; expected a folder that 'coterie export' wrote"
         )
     files.refuse_links(path, [*NAMES, files.MANIFEST], depth=0)
-    wrong = files.faults(path)
-    listed = files.read_json(path / files.MANIFEST).get("files", {}) if not wrong else NAMES
-    wrong += [f"{name} is not in {files.MANIFEST}" for name in NAMES if name not in listed]
+    wrong = files.faults(path, sorted({*NAMES, *(found.name for found in path.glob("*.onnx"))}))
     if wrong:
         raise StoreError(
             f"{path}: is not as it was written ({'; '.join(wrong)}); nothing was loaded; copy the "

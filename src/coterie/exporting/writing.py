@@ -129,7 +129,7 @@ def write_export(trained: Trained, out: Path, *, onnx: bool = False) -> Path:
     files.write_text(out / CONFIG, config.to_json())
     count = len(predictor.weights)
     files.write_text(out / CARD, card(config, trained.preprocessing, count, trained.judged))
-    files.write_json(out / files.MANIFEST, {"files": files.list_files(out)})
+    files.seal(out, sorted(found.name for found in out.iterdir()))
     return out
 
 

@@ -36,7 +36,8 @@ def solved(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> Problem:
     if found.refusal(method):
         return replace(problem, privacy=replace(privacy, noise=0.0))  # is refused for that
     plan = tuple(_planned(problem, algorithm, rounds).items())
-    noise = _solved(plan, _sizes(problem), problem.recipe, *_asked(privacy))
+    most = privacy.epsilon or math.inf
+    noise = _solved(plan, _sizes(problem), problem.recipe, privacy.delta, most)
     return replace(problem, privacy=replace(privacy, noise=noise))
 
 
@@ -62,10 +63,6 @@ def _planned(problem: Problem, algorithm: AnyAlgorithm, rounds: int) -> Counter[
 
 def _sizes(problem: Problem) -> frozenset[int]:
     return frozenset(size for size in problem.counts.train if size)
-
-
-def _asked(privacy: Any) -> tuple[float, float]:
-    return privacy.delta, privacy.epsilon
 
 
 @cache

@@ -238,11 +238,11 @@ def read(folder: Path, run: Path) -> StoredCheckpoint:
     """Read a checkpoint; every byte is checked before it is used."""
     rounds, listing, logs = _manifest(folder)
     for name, promised in logs.items():
-        check(run / name, promised, files.read_start(run / name, promised["bytes"]))
+        _refuse_changed(run / name, promised, promised["bytes"])
     arrays = []
     for part in PARTS:
         path = folder / f"{part}.safetensors"
-        _check_file(path, listing[path.name])
+        _refuse_changed(path, listing[path.name])
         arrays.append(_unpacked(path))
     return StoredCheckpoint(rounds, folder, logs, *arrays)
 
@@ -271,28 +271,15 @@ def _manifest(folder: Path) -> tuple[int, Listing, Listing]:
     return rounds, listing, logs
 
 
-def check(path: Path, promised: Mapping[str, Any], data: bytes) -> None:
-    """Refuse bytes whose size or sha256 differs from the manifest."""
-    found = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    _compare(path, promised, found)
-
-
-def _compare(path: Path, promised: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _refuse_changed(path: Path, promised: Mapping[str, Any], size: int | None = None) -> None:
+    """Refuse a file whose size or sha256, up to ``size`` bytes, differs from the manifest."""
+    found = files.describe(path, size)
     if found["bytes"] != promised["bytes"]:
         raise StoreError(
             f"{path}: has {found['bytes']} bytes; expected {promised['bytes']}; it is not used"
         )
     if found["sha256"] != promised["sha256"]:
         raise StoreError(f"{path}: has changed since it was written; it is not used")
-
-
-def _check_file(path: Path, promised: Mapping[str, Any]) -> None:
-    """Refuse a file that differs from the manifest, without reading it into memory."""
-    try:
-        found = files.describe(path)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
-    _compare(path, promised, found)
 
 
 def _unpacked(path: Path) -> Arrays:

@@ -86,11 +86,6 @@ def refuse_links(out: Path) -> None:
     files.refuse_links(out, (*FILES, GAINS, files.MANIFEST, lock.NAME))
 
 
-def _listed(out: Path) -> tuple[str, ...]:
-    """The files that the manifest of a comparison lists beside its runs."""
-    return (*FILES, GAINS) if (out / GAINS).exists() else FILES
-
-
 def refuse_used(out: Path) -> None:
     """Refuse to write a run into the folder of a comparison."""
     refuse_links(out)
@@ -116,10 +111,13 @@ def unseal(out: Path) -> None:
 
 def seal(out: Path, runs: Iterable[Path]) -> None:
     """Write the manifest of a comparison, after all its files and runs are written."""
-    listing = {name: files.describe(out / name) for name in _listed(out)}
-    manifests = [run / files.MANIFEST for run in runs]
-    listing |= {path.relative_to(out).as_posix(): files.describe(path) for path in manifests}
-    files.write_json(out / files.MANIFEST, {"files": listing})
+    files.seal(out, _listed(out, (run.relative_to(out).as_posix() for run in runs)))
+
+
+def _listed(out: Path, runs: Iterable[str]) -> list[str]:
+    """The files that the manifest of a comparison lists: its own, and the manifests of its runs."""
+    gains = [GAINS] if (out / GAINS).exists() else []
+    return [*FILES, *gains, *(f"{run}/{files.MANIFEST}" for run in runs)]
 
 
 def verify(out: Path) -> dict[str, list[str]]:
@@ -144,29 +142,11 @@ def _faults(out: Path) -> list[str]:
     """The differences from the manifest of a comparison, one sentence per file."""
     if not (out / files.MANIFEST).is_file():
         return [f"has no {files.MANIFEST}: it is not finished; 'coterie resume' finishes it"]
-    manifest = files.read_json(out / files.MANIFEST)
-    promised = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(promised, dict) or not {*FILES} <= promised.keys():
-        return [f"{files.MANIFEST} does not list {', '.join(FILES)}"]
-    wrong = [fault for name, entry in promised.items() if (fault := _fault(out, name, entry))]
-    if wrong:
-        return wrong
-    names = [*_listed(out), *(f"{name}/{files.MANIFEST}" for name in run_names(out))]
-    if list(promised) != names:
-        return [f"{files.MANIFEST} does not list the runs of {COMPARISON} in its order"]
-    return run_folder.manifest_faults(out, {name: files.described(out / name) for name in names})
-
-
-def _fault(out: Path, name: str, entry: object) -> str | None:
-    """A sentence if a file is not as the manifest says, else None."""
-    run, _, last = name.rpartition("/")
-    if name not in (*FILES, GAINS) and not (_PLACE.fullmatch(run) and last == files.MANIFEST):
-        return f"{files.MANIFEST} lists {name}, which is no file of a comparison"
-    if not (out / name).is_file():
-        return f"{name} is missing"
-    if files.described(out / name) != entry:
-        return f"{name} has changed since the comparison was finished"
-    return None
+    try:
+        runs = run_names(out)
+    except StoreError:  # the manifest tells that it has changed
+        runs = []
+    return files.faults(out, _listed(out, runs))
 
 
 def run_names(out: Path) -> list[str]:
@@ -175,7 +155,7 @@ def run_names(out: Path) -> list[str]:
     runs = found.get("runs") if isinstance(found, dict) else None
     tables = runs if isinstance(runs, list) else [None]
     names = [run.get("path") if isinstance(run, dict) else None for run in tables]
-    if not all(isinstance(name, str) for name in names):
+    if not all(isinstance(name, str) and _PLACE.fullmatch(name) for name in names):
         raise StoreError(
             f"{out / COMPARISON}: is not as a comparison writes it; expected a list of runs, each "
             "with its path; check the folder with 'coterie verify'"

@@ -1,10 +1,10 @@
 """Times the first rounds of each method, for an honest estimate of a run's time and memory."""
 
+import resource
 import sys
 import time
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
 
 import torch
 
@@ -20,28 +20,20 @@ ENOUGH, MOST = 1.0, 7  # seconds, or rounds, after which the rounds of one metho
 ENGINES = ("auto", "loop", "vmap")  # others start processes or a cluster
 
 
-class Timing(NamedTuple):
-    """The seconds of one method's first rounds, including evaluation where it is due."""
+def timings(setting: Setting, methods: Sequence[Method], expected: float) -> list[float]:
+    """The seconds of each method's whole run, extrapolated from its first rounds.
 
-    method: str
-    first: float  # with the engine's start, tracing and other work that is done once
-    later: float  # a round after the first, on average
-    seconds: float  # of the whole run, extrapolated
-
-
-def timings(setting: Setting, methods: Sequence[Method], expected: float) -> list[Timing]:
-    """Time the methods as long as the budget lasts; ``expected`` is a guess of a round's seconds.
-
-    The first method of the list is skipped only if it alone would exceed the budget.
+    Methods are timed as long as the budget lasts, where ``expected`` is a guess of a round's
+    seconds; so the first is skipped only if it alone would exceed the budget.
     """
     if setting.config.engine.name not in ENGINES:
         return []
-    found, began = list[Timing](), time.perf_counter()
+    found, began = list[float](), time.perf_counter()
     for method in methods:
         spent = time.perf_counter() - began
         if spent + _rounds(setting) * expected > BUDGET:
             break
-        found.append(timed(setting, method))
+        found.append(_timed(setting, method))
     return found
 
 
@@ -51,7 +43,7 @@ def _rounds(setting: Setting) -> int:
     return min(run.rounds, 2 if run.evaluate_every == 1 else 3)
 
 
-def timed(setting: Setting, method: Method) -> Timing:
+def _timed(setting: Setting, method: Method) -> float:
     """Train the first rounds of a run in memory, as the run itself would."""
     began = time.perf_counter()
     run = setting.config.run
@@ -71,26 +63,19 @@ def timed(setting: Setting, method: Method) -> Timing:
             seconds.append(time.perf_counter() - began - sum(seconds))
             if count >= _rounds(setting) and (count >= MOST or sum(seconds) > ENOUGH):
                 break
-    return _extrapolated(method.label, seconds, run.rounds, run.evaluate_every)
+    return extrapolated(seconds, run.rounds, run.evaluate_every)
 
 
-def _extrapolated(label: str, seconds: list[float], rounds: int, every: int) -> Timing:
-    """The time of all rounds; every second round was evaluated, or all if ``every`` is 1."""
-    first, rest = seconds[0], seconds[1:] or seconds[:1]
+def extrapolated(seconds: list[float], rounds: int, every: int) -> float:
+    """The time of all rounds; every second one was evaluated, or all if ``every`` is 1."""
+    first, rest = seconds[0], seconds[1:] or seconds
     evaluated = median(rest if every == 1 else rest[0::2])
     later = evaluated / every + median(rest[1::2] or rest) * (1 - 1 / every)
-    return Timing(label, first, later, first + later * (rounds - 1))
+    return first + later * (rounds - 1)
 
 
-def peak_mib(device: torch.device) -> tuple[float | None, float | None]:
-    """The most memory that this process has used so far, in MiB: in RAM and on the GPU.
-
-    None where it is not known.
-    """
+def peak_mib(device: torch.device) -> tuple[float, float | None]:
+    """The most memory that this process has used so far, in MiB: in RAM, and on the GPU if any."""
     gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None, gpu
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / (2**20 if sys.platform == "darwin" else 2**10), gpu

@@ -55,8 +55,7 @@ def execute(
     while waiting:
         taken: list[Cell] = []  # by other processes
         for cells in columns(waiting):
-            with _Column(plan, cells, where, listeners, done) as column:
-                yield from column.runs(taken)
+            yield from _column(plan, cells, where, listeners, done, taken)
         if not plan.wait:
             return
         if len(taken) == len(waiting):
@@ -73,60 +72,58 @@ def _tell(listeners: Sequence[Watch], cell: Cell, done: int, **facts: Any) -> No
         watch(Progress(cell.method.label, cell.seed, done, rounds, None, **facts))
 
 
-class _Column(ExitStack):
-    """The cells of one config; its clients are opened for the first of them."""
+def _column(
+    plan: Plan,
+    cells: list[Cell],
+    where: Where,
+    listeners: Sequence[Watch],
+    done: Done,
+    taken: list[Cell],
+) -> Iterator[tuple[Cell, Run]]:
+    """The run of every cell of one config, whose clients are opened for the first of them.
 
-    def __init__(
-        self, plan: Plan, cells: list[Cell], where: Where, listeners: Sequence[Watch], done: Done
-    ) -> None:
-        super().__init__()
-        self.plan, self.cells, self.where = plan, cells, where
-        self.listeners, self.done = listeners, done
-        self._setting: Setting | None = None
-
-    @property
-    def setting(self) -> Setting:
-        """The clients of the config, checked for all of its methods."""
-        if self._setting is None:
-            self._setting = self.enter_context(self.where(self.cells[0].config))
-            check(self._setting, self.cells)
-        return self._setting
-
-    def runs(self, taken: list[Cell]) -> Iterator[tuple[Cell, Run]]:
-        """The run of every cell; cells that another process is running are put into ``taken``."""
-        if self.cells[0].config.run.spread is not None:
+    Cells that another process is running are put into ``taken``.
+    """
+    known: dict[tuple[int, str], Run] = {}
+    setting: Setting | None = None
+    with ExitStack() as scope:
+        if cells[0].config.run.spread is not None:
             from .spread import spread
 
-            yield from spread(self.setting, self.cells, self.listeners)
+            setting = scope.enter_context(where(cells[0].config))
+            check(setting, cells)
+            yield from spread(setting, cells, listeners)
             return
-        known: dict[tuple[int, str], Run] = {}
-        for cell in self.cells:
+        for cell in cells:
             interrupt.here()
             try:
-                with self._claimed(cell):
-                    yield from self._run(cell, known)
+                with _claimed(plan, cell):
+                    if done(cell):
+                        continue
+                    if setting is None:
+                        setting = scope.enter_context(where(cell.config))
+                        check(setting, cells)
+                    beside = {
+                        label: run for (seed, label), run in known.items() if seed == cell.seed
+                    }
+                    run = run_cell(setting, cell, listeners, beside)
+                    faults.at("compare.cell")
+                    if cell.method.label in FIRST:
+                        known[cell.seed, cell.method.label] = run
+                    yield cell, run
+                    if run.path is not None and not cell.kept:
+                        shutil.rmtree(run.path)
             except InUseError:
-                if not self.plan.shared:
+                if not plan.shared:
                     raise
                 taken.append(cell)
 
-    def _claimed(self, cell: Cell) -> AbstractContextManager[None]:
-        """The right to run a cell until its run is stored; InUseError if another has it."""
-        if cell.out is None or not self.plan.shared:
-            return contextlib.nullcontext()
-        return lock.held(cell.out.with_name(f"{cell.out.name}-taken"))
 
-    def _run(self, cell: Cell, known: dict[tuple[int, str], Run]) -> Iterator[tuple[Cell, Run]]:
-        if self.done(cell):
-            return
-        beside = {label: run for (seed, label), run in known.items() if seed == cell.seed}
-        run = run_cell(self.setting, cell, self.listeners, beside)
-        faults.at("compare.cell")
-        if cell.method.label in FIRST:
-            known[cell.seed, cell.method.label] = run
-        yield cell, run
-        if run.path is not None and not cell.kept:
-            shutil.rmtree(run.path)
+def _claimed(plan: Plan, cell: Cell) -> AbstractContextManager[None]:
+    """The right to run a cell until its run is stored; InUseError if another process has it."""
+    if cell.out is None or not plan.shared:
+        return contextlib.nullcontext()
+    return lock.held(cell.out.with_name(f"{cell.out.name}-taken"))
 
 
 # ---- one cell ------------------------------------------------------------------------------------
@@ -206,12 +203,12 @@ def train_cell(
         live = Live(log, engine, asked.run.rounds, config, where)
         begin, recorder = _begun(setting, cell, live, made, left)
         faults.at("run.created")
-        told = [recorder, *map(Reporter, listeners)]
-        for listener in told:
-            listener.begun(live, 0 if begin is None else begin.rounds)
+        done = 0 if begin is None else begin.rounds
+        reporters = [Reporter(watch, live, done) for watch in listeners]
         for record in _rounds(made, live, begin):
-            for listener in told:
-                listener.round(live, record)
+            recorder.round(live, record)
+            for reporter in reporters:
+                reporter.round(live, record)
             if record.mixture is not None:
                 predictors = Predictors.of(record.mixture, record.digests)
                 return recorder.finished(live, predictors, references)

@@ -54,13 +54,29 @@ class Call(BaseModel):
 
     stage: StrictStr
     way: StrictStr
-    why: StrictStr | None = None
+    why: StrictStr | None
 
 
 class Calls(BaseModel):
     """A table with calls."""
 
     calls: list[Call] = []
+
+
+class Started(BaseModel):
+    """What has to be in the ``config.json`` of a run that is continued."""
+
+    asked: dict[str, Any]
+    resolved: dict[str, Any]
+    hash: StrictStr
+
+
+class Environment(BaseModel):
+    """What has to be in an ``environment.json``, where it is there."""
+
+    argv: list[StrictStr] = []
+    resumed: list[Any] = []
+    ran: dict[str, Call] = {}
 
 
 class PrivacySpent(BaseModel):

@@ -50,17 +50,7 @@ class Live:
     environment: Mapping[str, Any]
 
 
-class Listener:
-    """Is told of every round of a run; the round's record is in the log already."""
-
-    def begun(self, live: Live, done: int) -> None:
-        """The run begins or goes on after ``done`` rounds."""
-
-    def round(self, live: Live, record: Record) -> None:
-        """One more round is done."""
-
-
-class InMemory(Listener):
+class InMemory:
     """Logs the rounds of a run that is kept in memory."""
 
     def round(self, live: Live, record: Record) -> None:
@@ -98,19 +88,16 @@ class InFolder(InMemory):
         return self.folder.finish(predictors, references, page=self.page)
 
 
-class Reporter(Listener):
+class Reporter:
     """Tells a watcher of every round; each pair of a rejected client and a reason only once."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: Watch, live: Live, done: int) -> None:
         self.watch = watch
         self.told: set[tuple[str, str]] = set()
         self.seconds = 0.0
-
-    def begun(self, live: Live, done: int) -> None:
-        self.told, self.seconds = set(), 0.0
-        if done:
+        if done:  # the run goes on after so many rounds
             log = live.log
-            self.watch(Progress(log.method, log.seed, done, live.rounds, None, more=done))
+            watch(Progress(log.method, log.seed, done, live.rounds, None, more=done))
 
     def round(self, live: Live, record: Record) -> None:
         self.seconds += record.seconds

@@ -72,20 +72,11 @@ def unfinished_run(path: Path) -> UnfinishedRun | None:
     config = files.read_json(path / run_folder.CONFIG)
     where = path / run_folder.ENVIRONMENT
     environment = files.read_json(where) if where.is_file() else {}
-    expected = {"asked": dict, "resolved": dict, "hash": str}
-    whole = isinstance(config, dict) and isinstance(environment, dict)
-    if (
-        not whole
-        or not all(isinstance(config.get(key), kind) for key, kind in expected.items())
-        or not isinstance(environment.get("resumed", []), list)
-        or not kinds.fits(environment.get("argv", []), "a list of texts")
-    ):
-        raise _altered(path)
-    if not _whole_ran(environment.get(RAN, {})):
-        raise StoreError(
-            f"{where}: '{RAN}' is not as a run writes it; expected how each call was "
-            "done; the run cannot be continued, start it again in another folder"
-        )
+    try:
+        kinds.Started.model_validate(config)
+        kinds.Environment.model_validate(environment)
+    except ValidationError as error:
+        raise _altered(path) from error
     return UnfinishedRun(path, config, environment)
 
 
@@ -95,14 +86,6 @@ def _altered(path: Path) -> StoreError:
         "expected its config, hash, resolved engine and command; the run cannot be continued, "
         "start it again in another folder"
     )
-
-
-def _whole_ran(ran: Any) -> bool:
-    """Whether ``ran`` says how each form of a call was executed."""
-    if not isinstance(ran, dict) or not all(isinstance(form, dict) for form in ran.values()):
-        return False
-    texts = [form.get(name) for form in ran.values() for name in ("stage", "way", "why")]
-    return all(isinstance(text, str) for text in texts)
 
 
 def reopen(

@@ -65,27 +65,18 @@ FORMAT_KEY = "format"  # in config.json of a run and in compare.json of a compar
 def refuse_other_format(first: Path) -> None:
     """Refuse a folder of another format; ``first`` is the file of the folder that has the format.
 
-    A file that is missing or not a JSON table is accepted here; its reader refuses it.
+    A file that is missing or cannot be read is accepted here; its reader refuses it.
     """
     try:
         found = files.read_json(first)
     except StoreError:
         return
-    number = found.get(FORMAT_KEY, 0) if isinstance(found, dict) else 0
-    if not kinds.fits(number, "a count"):
+    number = found.get(FORMAT_KEY) if isinstance(found, dict) else None
+    if type(number) is not int or number != FORMAT:
         raise StoreError(
-            f"{first}: '{FORMAT_KEY}' is {kinds.shown(number)}; expected the number of a format, "
-            f"{FORMAT}; restore the file, or run the experiment again in another folder"
-        )
-    if number != FORMAT:
-        age, cure = (
-            ("a newer", "install a newer version to read it")
-            if number > FORMAT
-            else ("an older", "run the experiment again in another folder")
-        )
-        raise StoreError(
-            f"{first}: the folder has format {number}, which {age} version of coterie wrote; "
-            f"expected {FORMAT}; {cure}"
+            f"{first}: '{FORMAT_KEY}' is {kinds.shown(number)}; expected {FORMAT}, the format that "
+            "this version of coterie reads; run the experiment again in another folder, or install "
+            "the version that wrote this one"
         )
 
 
@@ -175,7 +166,7 @@ def _read(path: Path) -> Run:
     read_facts(summary["metric"], config.get("metric", {}))
     log = _log(path, summary)
     _check_clients(log)
-    kinds.check("argv", where.get("argv", []), "a list of texts")
+    kinds.Environment.model_validate(where)
     return log.run(config=config, environment=where, summary=summary, path=path)
 
 
@@ -224,45 +215,25 @@ def _check_clients(log: Log) -> None:
 
 # ---- checking ------------------------------------------------------------------------------------
 
-NOT_AS_WRITTEN = (
-    f"{files.MANIFEST} lists what is there but is not byte for byte as it was written; restore it "
-    "from a copy"
-)
-
 
 def verify(path: Path) -> list[str]:
     """The faults of a finished run's folder, as sentences; empty if all is as written."""
     refuse_links(path)
     refuse_other_format(path / CONFIG)
-    return _files(path) or _contents(path)
+    return files.faults(path, listed(path)) or _contents(path)
 
 
-def _files(path: Path) -> list[str]:
-    """The differences between the files of the folder and its manifest."""
-    wrong = files.faults(path)
-    if wrong:
-        return wrong
-    listed = files.read_json(path / files.MANIFEST)["files"]
-    there = {name for name in NAMES if (path / name).is_file()} - {files.MANIFEST}
-    at_sites = models_at_sites(files.read_json(path / CONFIG))
-    missing = sorted(there.union(LISTED, () if at_sites else (MODELS,)) - {*listed})
-    if missing:
-        return [f"{name} is not in {files.MANIFEST}" for name in missing]
-    found = files.list_files(path)
-    return manifest_faults(path, {name: found[name] for name in sorted(listed)})
+def listed(path: Path) -> list[str]:
+    """The files of a finished run that its manifest has to list: those of a run that are there."""
+    needed = {*LISTED, *(() if models_at_sites(files.read_json(path / CONFIG)) else (MODELS,))}
+    there = {name for name in NAMES if (path / name).is_file()}
+    return sorted(needed.union(there) - {files.MANIFEST})
 
 
 def models_at_sites(config: Any) -> bool:
     """Whether the config says that the final models were left at the sites of a federation."""
     resolved = config.get("resolved") if isinstance(config, dict) else None
     return isinstance(resolved, dict) and resolved.get("models") == AT_SITES
-
-
-def manifest_faults(path: Path, listing: Mapping[str, Any]) -> list[str]:
-    """A sentence if the manifest is not exactly the text that coterie writes for this listing."""
-    expected = files.to_json({"files": dict(listing)}, indent=2) + "\n"
-    found = files.read_start(path / files.MANIFEST, None)
-    return [] if found == expected.encode() else [NOT_AS_WRITTEN]
 
 
 def _contents(path: Path) -> list[str]:
@@ -477,7 +448,7 @@ class RunFolder:
 
             files.write_text(path / REPORT, run_page(run))
             faults.at("finish.page")
-        files.write_json(path / files.MANIFEST, {"files": files.list_files(path)})
+        files.seal(path, [name for name in listed(path) if (path / name).is_file()])
         faults.at("finish.manifest")
         tidy(path)
         return run

@@ -21,6 +21,7 @@ from ..storage.archives import read_npz
 from . import kinds
 from .run import FEDERATED, RAW, SCORES, JudgedRows, Line, Packed, Roster, Scores, dense
 
+INTEGERS, NUMBERS, TEXTS = "iu", "biuf", "U"  # kinds of numpy
 ROWS = "rows_"  # begins the names of the arrays of JudgedRows
 DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
 
@@ -63,16 +64,16 @@ def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]
     """Read the matrix of each recorded round, and ``groups`` and ``targets`` if they are known."""
     try:
         stored = read_npz(path)
-        rounds = _integers(stored["rounds"]).tolist()
-        truth: dict[str, Any] = {
-            n: _integers(stored[n]) for n in ("groups", "targets") if n in stored
-        }
+        rounds = _part(stored, "rounds", INTEGERS, 1).tolist()
+        known = [name for name in ("groups", "targets") if name in stored]
+        truth: dict[str, Any] = {name: _part(stored, name, INTEGERS, 1) for name in known}
         if "A" in stored:
-            return list(zip(rounds, _numbers(stored["A"]), strict=True)), truth
+            return list(zip(rounds, _part(stored, "A", NUMBERS), strict=True)), truth
         from scipy.sparse import csr_array
 
         K = len(stored["clients"])
-        parts = _numbers(stored["data"]), _integers(stored["indices"]), _integers(stored["indptr"])
+        places = [_part(stored, name, INTEGERS, 1) for name in ("indices", "indptr")]
+        parts = _part(stored, "data", NUMBERS), *places
         stacked = csr_array(parts, shape=(len(rounds) * K, K))
         stacked.check_format(full_check=True)
         return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], truth
@@ -80,17 +81,11 @@ def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]
         raise unreadable(path, error, "the collaboration matrices of a run") from error
 
 
-def _integers(array: Any) -> Any:
-    """The array, if it is one-dimensional and holds integers; else ValueError."""
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"found {array.dtype} {list(array.shape)}, where integers were expected")
-    return array
-
-
-def _numbers(array: Any) -> Any:
-    """The array, if it holds real numbers; else ValueError."""
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"found {array.dtype}, where numbers were expected")
+def _part(stored: Mapping[str, Any], name: str, kinds: str, ndim: int | None = None) -> Any:
+    """An array of a file; ValueError unless its values are of these kinds of numpy."""
+    array = stored[name]
+    if array.dtype.kind not in kinds or (ndim is not None and array.ndim != ndim):
+        raise ValueError(f"{name}: found {array.dtype} {list(array.shape)}")
     return array
 
 
@@ -110,60 +105,44 @@ def read_outcomes(path: Path) -> tuple[Outcomes, JudgedRows | None]:
     """Read the predictions of all test samples, and what is known of the samples."""
     try:
         stored = read_npz(path)
-        values, targets = _numbers(stored["values"]), _numbers(stored["targets"])
-        units, sizes = _integers(stored["units"]), _integers(stored["sizes"])
-        found = Outcomes(values, targets, units, sizes, _probabilities(stored, targets))
-        if values.ndim not in (1, 2) or targets.ndim != 1 or bool((found.sizes < 0).any()):
+        values, targets = _part(stored, "values", NUMBERS), _part(stored, "targets", NUMBERS, 1)
+        units, sizes = (_part(stored, name, INTEGERS, 1) for name in ("units", "sizes"))
+        chances = None
+        if "probabilities" in stored:
+            chances = _part(stored, "probabilities", "f", 2)
+        found = Outcomes(values, targets, units, sizes, chances)
+        if values.ndim not in (1, 2) or bool((sizes < 0).any()):
             raise ValueError("its arrays do not fit together")
-        if values.ndim == 2:
-            _check_classes(targets, values.shape[1])
-        if {len(part) for part in found[:3]} != {int(found.sizes.sum())}:
+        if {len(part) for part in found if part is not None and part is not sizes} != {sizes.sum()}:
             raise ValueError("its parts differ in length")
         rows = _rows(stored, len(targets))
-        chances = values if values.ndim == 2 else found.probabilities
-        if rows is not None and chances is not None and len(rows.classes) != chances.shape[1]:
-            raise ValueError("its names of classes do not fit its probabilities")
+        for each in (part for part in (values, chances) if part is not None and part.ndim == 2):
+            _check_classes(each.shape[1], targets, rows)
     except (OSError, ValueError, KeyError, OverflowError) as error:
         raise unreadable(path, error, "the answers to test samples of a run") from error
     return found, rows
 
 
-def _probabilities(stored: Mapping[str, Any], targets: Any) -> Any:
-    """The probabilities of all classes; None if they were not stored."""
-    found = stored.get("probabilities")
-    if found is None:
-        return None
-    if found.dtype != np.float32 or found.ndim != 2 or len(found) != len(targets):
-        raise ValueError("its probabilities do not fit its answers")
-    _check_classes(targets, found.shape[1])
-    return found
+def _check_classes(classes: int, targets: Any, rows: JudgedRows | None) -> None:
+    """Refuse targets or names of classes for which there is no column of probabilities."""
+    if targets.dtype.kind not in INTEGERS or bool(((targets < 0) | (targets >= classes)).any()):
+        raise ValueError(f"its targets are not among its {classes} classes")
+    if rows is not None and len(rows.classes) != classes:
+        raise ValueError("its names of classes do not fit its probabilities")
 
 
 def _rows(stored: Mapping[str, Any], samples: int) -> JudgedRows | None:
-    """What is known of the test samples beside the answers to them; None in older folders."""
+    """What is known of the test samples beside the answers to them; None if it was not written."""
     if f"{ROWS}classes" not in stored:
         return None
-    classes, names = (_texts(stored[f"{ROWS}{name}"], 1) for name in ("classes", "names"))
-    target, column = (_texts(stored[f"{ROWS}{name}"], 0) for name in ("target", "column"))
-    codes = stored.get(f"{ROWS}codes")
-    if codes is not None:
-        codes = _integers(codes).astype(np.int64)
+    classes, names = (_part(stored, f"{ROWS}{n}", TEXTS, 1).tolist() for n in ("classes", "names"))
+    target, column = (str(_part(stored, f"{ROWS}{n}", TEXTS, 0)) for n in ("target", "column"))
+    codes = None
+    if f"{ROWS}codes" in stored:
+        codes = _part(stored, f"{ROWS}codes", INTEGERS, 1).astype(np.int64)
         if len(codes) != samples or bool(((codes < 0) | (codes >= len(names))).any()):
             raise ValueError("its subgroups do not fit its answers")
-    return JudgedRows(tuple(classes), str(target), str(column), tuple(names), codes)
-
-
-def _texts(array: Any, ndim: int) -> Any:
-    """The texts of an array; ValueError if it holds anything else."""
-    if array.dtype.kind != "U" or array.ndim != ndim:
-        raise ValueError("its names of classes and subgroups are not texts")
-    return array.tolist()
-
-
-def _check_classes(targets: Any, classes: int) -> None:
-    """Refuse targets for which there is no column of probabilities."""
-    if targets.dtype.kind not in "iu" or bool(((targets < 0) | (targets >= classes)).any()):
-        raise ValueError(f"its targets are not among its {classes} classes")
+    return JudgedRows(tuple(classes), target, column, tuple(names), codes)
 
 
 # ---- rounds.jsonl and clients.csv ----------------------------------------------------------------

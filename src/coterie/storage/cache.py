@@ -60,10 +60,10 @@ def private(path: Path) -> Path:
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != _user():
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(
             f"{path}: is a link, or a folder of user {found.st_uid}; expected a folder of user "
-            f"{_user()}; delete it, or name another with COTERIE_CACHE"
+            f"{os.geteuid()}; delete it, or name another with COTERIE_CACHE"
         )
     if found.st_mode & _OTHERS_WRITE:
         path.chmod(0o700)
@@ -73,7 +73,7 @@ def private(path: Path) -> Path:
 def put(made: Path, path: Path) -> None:
     """Move a file to ``path``, with its sha256 in a second file; both survive a power cut."""
     seal = made.with_name(made.name + SEAL)
-    seal.write_text(files.sha256_of(made), encoding="ascii")
+    seal.write_text(files.describe(made)["sha256"], encoding="ascii")
     for part, place in ((seal, _seal(path)), (made, path)):
         part.chmod(0o600)
         files.install(part, place)
@@ -86,23 +86,19 @@ def flaw(path: Path) -> str | None:
             found = part.lstat()
             if not stat.S_ISREG(found.st_mode):
                 return f"{part.name} is no plain file"
-            if found.st_uid != _user():
+            if found.st_uid != os.geteuid():
                 return f"{part.name} belongs to user {found.st_uid}"
             if found.st_mode & _OTHERS_WRITE:
                 return f"other users can write to {part.name}"
         said = _seal(path).read_text(encoding="ascii", errors="replace")
-        return None if said == files.sha256_of(path) else "its bytes do not have their sha256"
-    except OSError as error:
+        right = said == files.describe(path)["sha256"]
+        return None if right else "its bytes do not have their sha256"
+    except (OSError, StoreError) as error:
         return str(error)
 
 
 def _seal(path: Path) -> Path:
     return path.with_name(path.name + SEAL)
-
-
-def _user() -> int:
-    """The effective user id of this process; 0 on systems without user ids, as for all files."""
-    return os.geteuid() if hasattr(os, "geteuid") else 0
 
 
 # ---- arrays that are slow to make, by the hash of their source ----------------------------------

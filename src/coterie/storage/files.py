@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast, dataclass_transform
@@ -103,8 +103,6 @@ def remove(folder: Path, form: re.Pattern[str]) -> None:
 
 def flush_to_disk(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk, so that they survive a power cut."""
-    if path.is_dir() and os.name != "posix":
-        return  # only POSIX can flush a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -222,14 +220,15 @@ def shorten(path: Path, size: int) -> None:
         flush_to_disk(path)
 
 
-def describe(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-
-
-def described(path: Path) -> dict[str, Any]:
-    """As :func:`describe`, but with a StoreError for a file that cannot be read."""
+def describe(path: Path, size: int | None = None) -> dict[str, Any]:
+    """Size and sha256 of a file, or of its first ``size`` bytes."""
     try:
-        return describe(path)
+        with path.open("rb") as file:
+            if size is not None:
+                data = file.read(size)
+                return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            total = hashlib.file_digest(file, "sha256")
+            return {"bytes": file.tell(), "sha256": total.hexdigest()}
     except OSError as error:
         raise StoreError(
             f"{path}: cannot be read ({error.strerror or error}), so nothing can be said about it; "
@@ -237,31 +236,44 @@ def described(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+# ---- manifests -----------------------------------------------------------------------------------
 
 
-def list_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Name, size and sha256 of every plain file of a folder except the manifest."""
-    return {
-        path.name: described(path)
-        for path in sorted(folder.iterdir())
-        if path.is_file() and path.name != MANIFEST and not path.name.startswith(".")
-    }
+def seal(folder: Path, names: Iterable[str]) -> None:
+    """Write the manifest of these files of a folder: the size and sha256 of each."""
+    write_text(folder / MANIFEST, _manifest({name: describe(folder / name) for name in names}))
 
 
-def faults(folder: Path) -> list[str]:
-    """The differences from the manifest, one sentence per file; empty if nothing has changed."""
+def _manifest(listing: dict[str, Any]) -> str:
+    return to_json({"files": listing}, indent=2) + "\n"
+
+
+def faults(folder: Path, names: Sequence[str]) -> list[str]:
+    """The differences between these files of a folder and its manifest, one sentence each.
+
+    The manifest has to list these files and no others, as :func:`seal` writes it. Files with other
+    names are not looked at.
+    """
     manifest = read_json(folder / MANIFEST)
     promised = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(promised, dict):
-        return [f"{MANIFEST} lists no files; expected the one the run was finished with"]
-    found = list_files(folder)
-    wrong = [f"{name} is missing" for name in promised if name not in found]
-    for name in promised.keys() & found.keys():
-        if promised[name] != found[name]:
-            wrong.append(f"{name} has changed since the run was finished")
+        return [f"{MANIFEST} lists no files; expected the one that was written last"]
+    wrong = [
+        f"{name}, which {MANIFEST} lists, is missing or does not belong here"
+        for name in promised.keys() - {*names}
+    ]
+    found: dict[str, Any] = {}
+    for name in names:
+        if not (folder / name).is_file():
+            wrong.append(f"{name} is missing")
+        elif name not in promised:
+            wrong.append(f"{name} is not in {MANIFEST}")
+        else:
+            found[name] = describe(folder / name)
+            if found[name] != promised[name]:
+                wrong.append(f"{name} has changed since it was finished")
+    if not wrong and read_start(folder / MANIFEST, None) != _manifest(found).encode():
+        wrong.append(f"{MANIFEST} is not byte for byte as it was written; restore it from a copy")
     return sorted(wrong)
 
 

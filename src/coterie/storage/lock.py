@@ -8,6 +8,7 @@ disk without file locks is refused.
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import platform
@@ -17,12 +18,6 @@ from pathlib import Path
 
 from ..errors import InUseError, StoreError
 from . import files
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - Windows has no flock
-    fcntl = None  # type: ignore[assignment]
-    import msvcrt
 
 NAME = ".lock"
 _MOST = 4096  # bytes of a lock file that are read
@@ -42,10 +37,8 @@ def held(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             (folder / NAME).unlink()  # before the lock ends: the next process makes a new file
         os.close(handle)
-        with contextlib.suppress(OSError):
-            if os.name != "posix":
-                (folder / NAME).unlink()  # Windows does not remove a file that is open
-            if new:
+        if new:
+            with contextlib.suppress(OSError):
                 folder.rmdir()  # fails, and keeps the folder, if something was written
 
 
@@ -54,7 +47,7 @@ def _locked(folder: Path) -> int:
     path = folder / NAME
     files.refuse_links(folder, [NAME])
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             _take(handle, path)
             if _is_at(handle, path):
@@ -73,10 +66,7 @@ def _locked(folder: Path) -> int:
 def _take(handle: int, path: Path) -> None:
     """Lock the file, or raise an error that names the process that holds it."""
     try:
-        if fcntl is None:
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[unreachable]
-        else:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in _TAKEN:
             raise StoreError(

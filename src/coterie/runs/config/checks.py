@@ -110,7 +110,7 @@ def _check_own(config: Config) -> None:
         register(metric, given or imported(metric, OwnMetric, "run.metric", code))
     own_loss(config.train, code)
     for field, own in (("run.metric", ":" in metric), ("train.loss", config.train.loss)):
-        if own and (config.run.federation or config.engine.name in ("wire", "ray")):
+        if own and (config.run.federation or config.engine.name == "wire"):
             raise ConfigError(
                 f"{field}: code of one's own is not sent to sites or to other processes; expected "
                 "a simulation with engine.name 'auto', 'vmap' or 'loop'"

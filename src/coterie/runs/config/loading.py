@@ -12,10 +12,8 @@ Everything is checked here, before any data is read; the first fault is raised a
 
 import hashlib
 import json
-import math
 import tomllib
-from collections.abc import Iterator, Mapping
-from datetime import date, time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -164,14 +162,6 @@ def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
     own = {name: table for name, table in merge(tables, changes).items() if name != TUNE}
     merged = _of_sites(with_variants(own))
     refuse_shared(merged)
-    for path, value in _values(merged, ""):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{path}: found {value}; expected a finite number")
-        if isinstance(value, date | time):
-            raise ConfigError(
-                f"{path}: found the date or time {value}; expected a number, true, false, a list "
-                "or a text in quotes"
-            )
     loose = _loose(merged.get("algorithm"))
     return with_methods(with_names(validated(_formed(merged)).with_code(code)), loose)
 
@@ -182,18 +172,6 @@ def _of_sites(tables: Table) -> Table:
     if not isinstance(run, Mapping) or run.get("federation") is None:
         return tables
     return {**tables, "data": {"name": SITES, **data}} if isinstance(data, Mapping) else tables
-
-
-def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every number, text, date or truth value in the tables, with its dotted name."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _values(part, f"{path}.{key}".removeprefix("."))
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _values(part, path)
-    else:
-        yield path, value
 
 
 def _formed(tables: Table) -> Table:
