@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from coterie.adapt import ADAPTATIONS, Adapted
-from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.core import tree
 from coterie.core.calls import WRITTEN
@@ -185,7 +184,7 @@ def test_compiled_training_agrees_for_every_recipe(recipe):
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     "algorithm",
-    [PaFLEWC(lam=1.0, fisher_data="aggregate"), METHODS["pafl_kd"](), LGFedAvg(pretrain_rounds=2)],
+    [PaFLEWC(lam=1.0, fisher_data="aggregate"), METHODS["pafl_kd"](), METHODS["feddbe"]()],
     ids=lambda algorithm: type(algorithm).__name__,
 )
 def test_played_rounds_follow_the_chapters_of_a_method(algorithm):

@@ -15,12 +15,10 @@ from coterie.core.flat import FlatModel
 from coterie.data.federation import Dataset
 from coterie.errors import ConfigError
 from coterie.networks.registry import factory
-from coterie.training.rounds import train
 from support import (
     RECIPE,
     assert_close,
     backend_of,
-    engine_of,
     last,
     mlp,
     one_client,
@@ -74,12 +72,7 @@ def test_only_the_shared_part_travels(method, travels):
     round = whole_round(on)
     received = method.download(server, round)
     uploads, after = engine.local(method, received, states, round)
-    down = received.upper if isinstance(method, LGFedAvg) else received
-    up = uploads.upper if isinstance(method, LGFedAvg) else uploads.w
-    assert down.shape == up.shape == (on.problem.population, travels)
-    if isinstance(method, LGFedAvg):
-        assert (received.lower.slot < 0).all()
-        assert uploads.lower.numel() == 0
+    assert received.shape == uploads.w.shape == (on.problem.population, travels)
     assert next(iter(after)).shape == (on.problem.population, BODY + HEAD - travels)
 
 
@@ -100,41 +93,7 @@ def test_lgfedavg_averages_uniformly():
     server, states = method.init(on.problem)
     round = whole_round(on)
     uploads, _ = backend_of("loop", on).local(method, method.download(server, round), states, round)
-    assert_close(method.aggregate(server, uploads, round).upper, uploads.upper.mean(0), 1e-12)
-
-
-def test_pretrained_lower_layers_reach_every_client_once():
-    method = LGFedAvg(pretrain_rounds=2)
-    on = task(method)
-    at = parts(on.problem.model, 1)
-    begun, pretrained = set(), None
-    for record in train(method, on.problem, engine_of("vmap", on), 6, participation=0.5):
-        if record.index < 2:
-            pretrained = record.server.lower
-            assert not record.server.begun.any()
-            continue
-        begun |= set(record.clients)
-        assert set(record.server.begun.nonzero().flatten().tolist()) == begun
-        assert torch.equal(record.server.lower, pretrained)  # own layers are never sent
-    final = predictors(last(method, on, rounds=2)).models[:, 0]
-    assert_close(final[:, at.lower], pretrained.expand(on.problem.population, -1), 1e-12)
-
-
-def test_pretraining_is_fedavg_then_only_the_upper_part_travels():
-    method = LGFedAvg(pretrain_rounds=1)
-    on = task(method)
-    model, slots = 8 * (BODY + HEAD), 8
-    ups, downs = [], []
-    for record in train(method, on.problem, engine_of("vmap", on), 3, participation=1.0):
-        ups.append(record.traffic.up // on.problem.population)
-        downs.append(record.traffic.down // on.problem.population)
-    assert ups == [model + 8, 8 * HEAD + 8, 8 * HEAD + 8]
-    assert downs == [model + slots, model + slots, 8 * HEAD]
-
-
-def test_negative_pretraining_is_refused():
-    with pytest.raises(ConfigError, match="pretrain_rounds: found -1"):
-        LGFedAvg(pretrain_rounds=-1)
+    assert_close(method.aggregate(server, uploads, round), uploads.w.mean(0), 1e-12)
 
 
 # ---- FedRep's two phases ---------------------------------------------------------------------

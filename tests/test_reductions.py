@@ -75,7 +75,6 @@ CASES = {
     ),
     "LG-FedAvg with all layers global is FedAvg": (LGFedAvg(global_layers=2), FedAvg("uniform")),
     "LG-FedAvg with no layer global is Local": (LGFedAvg(global_layers=0), ALONE),
-    "LG-FedAvg while it pretrains is FedAvg": (LGFedAvg(pretrain_rounds=9), FedAvg("uniform")),
     "FedPer without a head is FedAvg": (FedPer(head=0), FedAvg()),
     "FedPer that is all head is Local": (FedPer(head=2), ALONE),
     "FedRep without a head is FedAvg": (FedRep(head=0, base_epochs=2), FedAvg()),
