@@ -356,6 +356,28 @@ def test_auto_takes_what_is_there():
 # ---- the server's samples ------------------------------------------------------------------------
 
 
+def spoilt(federated):
+    """The same federation with other test samples and other test labels."""
+    data, at = federated.dataset, torch.cat(federated.test)
+    x, y = data.x.clone(), data.y.clone()
+    x[at], y[at] = x[at].flip(0) * 3 + 1, (y[at] + 1) % 3
+    return replace(federated, dataset=replace(data, x=x, y=y))
+
+
+def test_samples_that_the_server_holds_are_in_no_evaluation():
+    algorithm = Adapted(FedAvg(), ElasticWeights(fisher_data="server_aux"))
+    federated = hold_aux(federation(), 0.3, seed=0)
+    usual = last(algorithm, task(algorithm, federated=federated))
+    other = last(algorithm, task(algorithm, federated=spoilt(federated)))
+    assert torch.equal(predictors(usual).models, predictors(other).models)
+    held = spoilt(replace(federated, test=federated.aux))
+    changed = last(algorithm, task(algorithm, federated=replace(held, test=federated.test)))
+    assert not torch.equal(predictors(usual).models, predictors(changed).models)
+    plain = last(FedAvg(), task(FedAvg(), federated=federated))
+    same = last(FedAvg(), task(FedAvg(), federated=replace(held, test=federated.test)))
+    assert (plain.evaluation.test_loss == same.evaluation.test_loss).all()
+
+
 def test_the_server_holds_a_share_of_the_test_data():
     before, after = federation(), with_aux(0.3)
     held, tested = torch.cat(after.aux), torch.cat(after.test)

@@ -153,7 +153,9 @@ def assert_trains(name, recipe, compiled=False):
     algorithm = governed(plain, on.problem)
     loop, played = (
         backend_of("loop", on),
-        VmapBackend(on.problem, on.shards, chunk=3, threads=2, compiled=compiled),
+        VmapBackend(
+            on.problem, on.shards, chunk=5 if compiled else 3, threads=1, compiled=compiled
+        ),
     )
     server, states = algorithm.init(on.problem)
     for index in range(2):
@@ -169,7 +171,7 @@ def assert_trains(name, recipe, compiled=False):
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "scaffold", "fedfomo"])
+@pytest.mark.parametrize("name", ["ditto", "scaffold", "fedfomo"])
 def test_played_training_agrees_for_every_recipe(name, recipe):
     assert_trains(name, recipe)
 

@@ -282,7 +282,7 @@ def large_count(value: Any) -> bool:
 
 
 SMALL = federation((12, 9, 14))
-BRIEF = Recipe(lr=0.1, epochs=1, batch=10)
+BRIEF = Recipe(lr=0.1, epochs=1, batch=20)  # one step a round
 METHOD_FIELDS = [(o, f) for o, f in FIELDS if o.split()[0] in ("method", "adaptation")]
 
 

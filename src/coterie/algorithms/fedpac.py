@@ -162,9 +162,8 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
                 apart, batch.mask
             )
 
-        head = torch.zeros(w.shape, dtype=torch.bool, device=w.device).index_fill(0, at.upper, True)
-        w = client.tuned(epochs=self.head_epochs, batches="head").train(w, only=head)
-        w = client.train(w, loss=aligned, only=~head)
+        w = client.tuned(epochs=self.head_epochs, batches="head").train(w, only=at.is_upper)
+        w = client.train(w, loss=aligned, only=~at.is_upper)
         update = Update(w[at.lower], client.size)
         return Up(update, w[at.upper], found[:C], moments, variance), ()
 

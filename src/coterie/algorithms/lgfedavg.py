@@ -39,6 +39,11 @@ class Parts(NamedTuple):
     lower: Tensor  # all other positions
     order: Tensor  # the index of each position of the vector in (upper, lower)
 
+    @property
+    def is_upper(self) -> Tensor:
+        """Whether each position belongs to the upper part ``[P]``."""
+        return torch.zeros_like(self.order, dtype=torch.bool).index_fill(0, self.upper, True)
+
     def join(self, upper: Tensor, lower: Tensor) -> Tensor:
         """The whole vector."""
         return torch.cat([upper, lower], -1)[..., self.order]
