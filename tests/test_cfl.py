@@ -11,16 +11,9 @@ from coterie.algorithms.cfl import CFL, bipartition, merged
 from coterie.algorithms.cfl_mean import CFLMean, opposed
 from coterie.algorithms.fedavg import Update
 from coterie.core.mixing import cosines
-from coterie.core.optim import Recipe
-from coterie.data.datasets import load
-from coterie.data.partition import PARTITIONS, federate
-from coterie.data.simulation import simulate
-from coterie.networks.registry import factory
-from coterie.training.rounds import train
 from support import (
     assert_close,
     backend_of,
-    engine_of,
     federation,
     task,
     whole_round,
@@ -287,37 +280,3 @@ def test_validation_chooses_on_the_way():
     for i in range(6):
         path = server.models[[int(server.member[i]), 0]]
         assert any(torch.equal(mixture.models[i, 0], w) for w in path)
-
-
-def test_the_matrix_is_even_inside_clusters():
-    server = served(CFL(), OPPOSITE, rounds=1)
-    A = CFL().collaboration(server, (), None)
-    same = (server.member[:, None] == server.member).double()
-    assert_close(A, same / 3, 1e-12)
-
-
-# ---- untuned, on real data -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_hidden_groups_of_digit_clients_are_found_and_a_single_group_is_not_split(participation):
-    def final(groups):
-        federated = federate(
-            load("digits"), PARTITIONS["concept_shift"](clients=12, groups=groups), seed=0
-        )
-        on = simulate(
-            federated,
-            factory("mlp", federated.dataset),
-            Recipe(lr=0.1, epochs=2, batch=16),
-            merge_val=True,
-        )
-        engine, rounds = engine_of("vmap", on), 16
-        *_, record = train(
-            CFLMean(), on.problem, engine, rounds, participation=participation, evaluate_every=99
-        )
-        return record
-
-    three = final(3)
-    assert clusters(three.server) == {frozenset(range(i, i + 4)) for i in (0, 4, 8)}
-    assert three.evaluation.test.mean() > 90
-    assert len(final(1).server.models) == 1

@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 
 from coterie.algorithms.ifca import IFCA, Models, Pick, groups_by_gap
 from coterie.core.mixing import nobody_yet
-from coterie.core.optim import Recipe
-from coterie.data.datasets import load
-from coterie.data.partition import PARTITIONS, federate
-from coterie.data.simulation import simulate
 from coterie.errors import ConfigError
-from coterie.networks.registry import factory
 from coterie.training.rounds import train
 from support import (
     assert_close,
@@ -89,23 +84,6 @@ def test_absent_clients_keep_their_choice():
     round = whole_round(on, 1)._replace(clients=torch.tensor([0, 3]))
     new = GIVEN.aggregate(server, uploads_of([1, 1]), round)
     assert new.choice.tolist() == [1, 1, 0, 1, 2]
-
-
-def test_the_matrix_is_the_average_that_clients_last_took_part_in():
-    on = task(GIVEN)
-    server = server_of(3, 5)
-    for index, clients, choice, size in ((1, [0, 1, 2], [2, 1, 2], [3, 5, 1]), (2, [0], [1], [3])):
-        round = whole_round(on, index)._replace(clients=torch.tensor(clients))
-        server = GIVEN.aggregate(server, uploads_of(choice, size), round)
-    expected = [
-        [1, 0, 0, 0, 0],
-        [0, 1, 0, 0, 0],
-        [0.75, 0, 0.25, 0, 0],  # absent since: as it was
-        [0, 0, 0, 1, 0],  # never here
-        [0, 0, 0, 0, 1],
-    ]
-    A = GIVEN.collaboration(server, (), None)
-    assert_close(A, torch.tensor(expected).double(), 1e-12)
 
 
 # ---- how the models start --------------------------------------------------------------------
@@ -198,24 +176,3 @@ def test_the_largest_drop_decides_the_number_of_groups():
 def test_the_number_of_groups_is_between_two_and_half_the_clients(levels):
     found = groups_by_gap(sorted(levels, reverse=True))
     assert 2 <= found <= max(2, (len(levels) + 1) // 2)
-
-
-# ---- untuned, on real data -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("groups", "clients"), [(3, 12), (5, 20)])
-def test_hidden_groups_of_digit_clients_are_found_without_their_number(groups, clients):
-    federated = federate(
-        load("digits"), PARTITIONS["concept_shift"](clients=clients, groups=groups), seed=0
-    )
-    on = simulate(
-        federated,
-        factory("mlp", federated.dataset),
-        Recipe(lr=0.1, epochs=2, batch=16),
-        merge_val=True,
-    )
-    *_, record = train(IFCA(), on.problem, engine_of("vmap", on), 12, evaluate_every=99)
-    assert len(record.server.theta) == groups
-    same = federated.groups[:, None] == federated.groups
-    assert torch.equal(record.server.choice[:, None] == record.server.choice, same)
-    assert record.evaluation.test.mean() > 88

@@ -291,11 +291,6 @@ def test_a_client_with_one_unit_is_not_judged():
     assert [(one.p, one.judged) for one in found] == [(1.0, False)] * 2
 
 
-def test_one_sample_is_one_unit():
-    assert not of_counts(1, 0, 1).judged
-    assert of_counts(2, 0, 2).judged
-
-
 @pytest.mark.parametrize("rows", [(3, 200), (10, 200), (5, 5), (10, 10), (20, 20, 20)])
 @pytest.mark.parametrize("discordant", [0.1, 0.3])
 def test_few_rows_that_agree_by_chance_are_no_claim_about_the_sites(rows, discordant):

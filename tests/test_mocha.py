@@ -127,11 +127,3 @@ def test_steps_that_would_overshoot_are_refused():
     on = task(method)
     with pytest.raises(ConfigError, match="lower lr, lam1"):
         method.download(method.init(on.problem)[0], whole_round(on))
-
-
-def test_absent_clients_stand_at_their_last_upload():
-    method = Mocha()
-    on = task(method)
-    server = last(method, on, rounds=1).server
-    moved = (server.W - on.problem.start).abs().amax(1) > 0
-    assert moved.tolist().count(True) == 2  # of five, half took part

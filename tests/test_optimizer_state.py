@@ -86,13 +86,6 @@ def test_training_alone_is_one_uninterrupted_run_of_torchs_optimiser(recipe, rul
     assert (anew - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_plain_sgd_has_nothing_to_keep(name):
-    method, plain = METHODS[name](), Recipe(batch=10, optimizer_state="kept")
-    on = task(method, recipe=plain)
-    assert governed(method, on.problem) is method
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_keeps_its_optimisers_on_every_engine(name):
     method = METHODS[name]()

@@ -13,7 +13,6 @@ from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.lgfedavg import LGFedAvg, parts
 from coterie.core.flat import FlatModel
 from coterie.data.federation import Dataset
-from coterie.errors import ConfigError
 from coterie.networks.registry import factory
 from support import (
     RECIPE,
@@ -56,11 +55,6 @@ def test_batch_norm_statistics_go_with_their_layer():
     assert (norm >= model.parameters).sum() == 2 * 8
 
 
-def test_an_unknown_layer_is_refused_by_name():
-    with pytest.raises(ConfigError, match="no layer 'heat'"):
-        parts(FlatModel(mlp()), ("heat",))
-
-
 @pytest.mark.parametrize(
     ("method", "travels"),
     [(LGFedAvg(), HEAD), (FedPer(), BODY), (FedRep(), BODY), (FedPer(head=("3",)), BODY)],
@@ -85,15 +79,6 @@ def test_predictors_share_the_shared_part_and_differ_in_the_rest(method, shared)
     own = models[:, at.lower if shared == "upper" else at.upper]
     assert_close(same, same[:1].expand_as(same), 0)
     assert (own[0] - own[1]).abs().max() > 1e-3
-
-
-def test_lgfedavg_averages_uniformly():
-    method = LGFedAvg()
-    on = task(method)
-    server, states = method.init(on.problem)
-    round = whole_round(on)
-    uploads, _ = backend_of("loop", on).local(method, method.download(server, round), states, round)
-    assert_close(method.aggregate(server, uploads, round), uploads.w.mean(0), 1e-12)
 
 
 # ---- FedRep's two phases ---------------------------------------------------------------------
