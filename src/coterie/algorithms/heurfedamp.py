@@ -4,6 +4,8 @@
 
 The rest is as in FedAMP; α_k enters only through the proximal coefficient.
 
+Travels: as FedAMP.
+
 Notes:
     P5's σ is in an appendix that we could not read (reading P5-4), and models that share a start
     have cosines so close to one that any published σ gives equal weights on label skew.
