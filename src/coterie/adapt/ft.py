@@ -5,7 +5,7 @@
 Travels: nothing.
 
 Notes:
-    The optimiser begins anew. Steps are those of a round, unless ``epochs`` or ``lr`` say otherwise.
+    The optimiser begins anew, and trains as in a round unless ``epochs`` or ``lr`` say otherwise.
 """
 
 from dataclasses import dataclass
