@@ -43,6 +43,7 @@ from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
 from ..core.tree import Tree
 from ..errors import ConfigError
+from .features import average_of
 from .fedavg import ServerLr, Update, Weighting, average
 from .fedprox import proximal
 
@@ -127,12 +128,12 @@ def personal_training(
 
 def taught_loss(client: Client, w: Tensor, G: Tensor, mu: float, terms: Terms) -> Tensor:
     """``mu · CE + (1 − mu) · distillation`` on all training data, in evaluation mode."""
-    total, count = w.new_zeros(()), w.new_zeros(())
-    for block in client.blocks("train"):
-        each = mu * client.losses(w, block) + (1 - mu) * losses(client, w, G, block, terms)
-        inside = torch.ones_like(each) if block.mask is None else block.mask
-        total, count = total + (each * inside).sum(), count + inside.sum()
-    return total / count.clamp(min=1)
+
+    def each(block: Batch) -> Tensor:
+        own = mu * client.losses(w, block) + (1 - mu) * losses(client, w, G, block, terms)
+        return own[:, None]
+
+    return average_of(client, each)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
