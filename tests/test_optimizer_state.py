@@ -89,7 +89,7 @@ def test_training_alone_is_one_uninterrupted_run_of_torchs_optimiser(recipe, rul
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_keeps_its_optimisers_on_every_engine(name):
     method = METHODS[name]()
-    few = {"rounds": 2, "federated": federation((12, 17, 9))}
+    few = {"rounds": 3, "federated": federation((12, 17, 9))}
     loop, vmap = ([r for r, _ in rounds_of(method, engine=e, **few)][-1] for e in ENGINES)
     assert_close(predictors(vmap).models, predictors(loop).models)
     for found, expected in zip(*(tree.leaves(r.states) for r in (vmap, loop)), strict=True):
