@@ -125,11 +125,8 @@ def test_frozen_tensors_stay_bit_for_bit(network):
     assert (found[head] != w[head]).any()
 
 
-def test_batch_norm_statistics_go_on_where_asked():
+def test_freeing_every_layer_is_fine_tuning():
     on = task(FedAvg(), normed)
-    free = FreezeBase(freeze_bn_stats=False).adapt(one_client(on, 0), on.problem.start)
-    statistics = slice(on.problem.model.parameters, None)
-    assert (free[statistics] != on.problem.start[statistics]).any()
     everything = FreezeBase(fb_trainable=("1", "2", "4")).adapt(one_client(on, 0), on.problem.start)
     assert torch.equal(everything, FineTune().adapt(one_client(on, 0), on.problem.start))
 
@@ -354,6 +351,28 @@ def test_auto_takes_what_is_there():
 
 
 # ---- the server's samples ------------------------------------------------------------------------
+
+
+def spoilt(federated):
+    """The same federation with other test samples and other test labels."""
+    data, at = federated.dataset, torch.cat(federated.test)
+    x, y = data.x.clone(), data.y.clone()
+    x[at], y[at] = x[at].flip(0) * 3 + 1, (y[at] + 1) % 3
+    return replace(federated, dataset=replace(data, x=x, y=y))
+
+
+def test_samples_that_the_server_holds_are_in_no_evaluation():
+    algorithm = Adapted(FedAvg(), ElasticWeights(fisher_data="server_aux"))
+    federated = hold_aux(federation(), 0.3, seed=0)
+    usual = last(algorithm, task(algorithm, federated=federated))
+    other = last(algorithm, task(algorithm, federated=spoilt(federated)))
+    assert torch.equal(predictors(usual).models, predictors(other).models)
+    held = spoilt(replace(federated, test=federated.aux))
+    changed = last(algorithm, task(algorithm, federated=replace(held, test=federated.test)))
+    assert not torch.equal(predictors(usual).models, predictors(changed).models)
+    plain = last(FedAvg(), task(FedAvg(), federated=federated))
+    same = last(FedAvg(), task(FedAvg(), federated=replace(held, test=federated.test)))
+    assert (plain.evaluation.test_loss == same.evaluation.test_loss).all()
 
 
 def test_the_server_holds_a_share_of_the_test_data():

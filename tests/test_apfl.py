@@ -1,5 +1,7 @@
 """APFL's two models and their mixing weight."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -63,12 +65,12 @@ def test_a_round_equals_its_equations():
     on = task(APFL(), recipe=PLAIN)
     client, received, v = one_client(on, 0), drawn(on, 1), drawn(on, 2)
     alpha = torch.tensor(0.4).double()
-    reply, kept = APFL(alpha_lr=0.7).local(client, received, Own(v, alpha))
+    reply, kept = APFL().local(client, received, Own(v, alpha))
     w = received
     for k in range(int(client.steps)):
         batch = client.batch(k)
         g = client.gradient(alpha * v + (1 - alpha) * w, batch)
-        next_alpha = (alpha - 0.7 * ((v - w) @ g)).clamp(0, 1) if k == 0 else alpha
+        next_alpha = (alpha - 0.1 * ((v - w) @ g)).clamp(0, 1) if k == 0 else alpha
         v, w, alpha = (v - 0.1 * alpha * g, w - 0.1 * client.gradient(w, batch), next_alpha)
     assert int(client.steps) > 2
     assert_close(reply.w, w)
@@ -91,8 +93,8 @@ def test_the_shared_model_is_fedavgs_bit_for_bit(mix):
 
 @pytest.mark.parametrize("mix", ["parameters", "outputs"])
 def test_alpha_moves_and_stays_between_0_and_1(mix):
-    method = APFL(alpha_lr=3.0, mix=mix)
-    on = task(method)
+    method = APFL(mix=mix)
+    on = task(method, recipe=replace(RECIPE, lr=1.5))
     alphas = [
         record.states.alpha.clone()
         for record in train(method, on.problem, engine_of("vmap", on), 6)

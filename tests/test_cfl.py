@@ -1,6 +1,5 @@
 """CFL: the cut, the thresholds, and clusters that stay clusters of clients."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -12,20 +11,10 @@ from coterie.algorithms.cfl import CFL, bipartition, merged
 from coterie.algorithms.cfl_mean import CFLMean, opposed
 from coterie.algorithms.fedavg import Update
 from coterie.core.mixing import cosines
-from coterie.core.optim import Recipe
-from coterie.data.datasets import load
-from coterie.data.partition import PARTITIONS, federate
-from coterie.data.simulation import simulate
-from coterie.errors import ConfigError
-from coterie.networks.registry import factory
-from coterie.training.rounds import train
 from support import (
     assert_close,
     backend_of,
-    engine_of,
     federation,
-    last,
-    predictors,
     task,
     whole_round,
 )
@@ -60,43 +49,18 @@ def test_single_linkage_is_the_optimal_cut(seed):
     """Of all cuts, the largest similarity across it is the smallest (the paper's Eq. 18)."""
     S = random_similarity(7, seed)
     best = min((float(S[c][:, ~c].max()), as_sets(c)) for c in cuts(7))
-    found = bipartition(S, "single")
+    found = bipartition(S)
     assert float(S[found][:, ~found].max()) == pytest.approx(best[0], abs=0)
     assert as_sets(found) == best[1]
 
 
-def slow_complete(S):
-    """Agglomerate sets, looking at all members of all pairs each time."""
-    groups = [frozenset([i]) for i in range(len(S))]
-    while len(groups) > 2:
-        a, b = max(
-            combinations(groups, 2),
-            key=lambda pair: min(float(S[i, j]) for i in pair[0] for j in pair[1]),
-        )
-        groups = [g for g in groups if g not in (a, b)] + [a | b]
-    return set(groups)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_complete_linkage_equals_a_slow_loop(seed):
-    S = random_similarity(8, seed)
-    assert as_sets(bipartition(S, "complete")) == slow_complete(S)
-
-
-def test_the_linkages_differ():
-    chain = torch.tensor([[0.0, 0.9, 0.1, 0.0], [0, 0, 0.85, 0.1], [0, 0, 0, 0.8], [0, 0, 0, 0]])
-    chain = (chain + chain.T).fill_diagonal_(1)
-    assert as_sets(bipartition(chain, "single")) == {frozenset([0, 1, 2]), frozenset([3])}
-    assert as_sets(bipartition(chain, "complete")) == {frozenset([0, 1]), frozenset([2, 3])}
-
-
-@given(st.integers(3, 9), st.integers(0, 10**6), st.sampled_from(["single", "complete"]))
-def test_a_cut_has_two_parts_and_does_not_depend_on_the_order(n, seed, linkage):
+@given(st.integers(3, 9), st.integers(0, 10**6))
+def test_a_cut_has_two_parts_and_does_not_depend_on_the_order(n, seed):
     S = random_similarity(n, seed)
-    part = bipartition(S, linkage)
+    part = bipartition(S)
     assert 0 < int(part.sum()) < n
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    again = bipartition(S[order][:, order], linkage)
+    again = bipartition(S[order][:, order])
     back = torch.empty_like(again)
     back[order] = again
     assert as_sets(back) == as_sets(part)
@@ -169,12 +133,11 @@ def clusters(server):
 OPPOSITE = unit(0, 180, 5, 175, 2, 178)  # odd and even clients pull against each other
 
 
-@pytest.mark.parametrize("linkage", ["single", "complete"])
 @pytest.mark.parametrize(
     "method", [CFL(), CFL(eps_mode="absolute", eps1=0.4, eps2=0.9), CFLMean()], ids=str
 )
-def test_opposite_groups_split_exactly(linkage, method):
-    server = served(replace(method, linkage=linkage), OPPOSITE, rounds=1)
+def test_opposite_groups_split_exactly(method):
+    server = served(method, OPPOSITE, rounds=1)
     assert clusters(server) == {frozenset([0, 2, 4]), frozenset([1, 3, 5])}
 
 
@@ -201,9 +164,8 @@ FOUR = torch.cat([FOUR, torch.tensor([[3.0], [3], [3], [3], [-3], [-3], [-3], [-
 ]  # first by the sign of the third entry, then by the angle
 
 
-@pytest.mark.parametrize("linkage", ["single", "complete"])
-def test_ids_survive_the_second_split(linkage):
-    method = CFLMean(linkage=linkage)
+def test_ids_survive_the_second_split():
+    method = CFLMean()
     first = served(method, FOUR.double(), rounds=1)
     assert clusters(first) == {frozenset([0, 2, 4, 6]), frozenset([1, 3, 5, 7])}
     # each half now disagrees within itself: only the angle is left
@@ -270,11 +232,6 @@ def test_t_min_is_a_fifth_of_the_run():
     assert len(served(method, OPPOSITE, rounds=1, index=2).models) == 3
 
 
-def test_the_wrong_linkage_is_refused():
-    with pytest.raises(ConfigError, match="linkage: found 'ward'"):
-        CFL(linkage="ward")
-
-
 # ---- who is absent ---------------------------------------------------------------------------
 
 
@@ -284,13 +241,7 @@ def test_a_cluster_waits_until_all_its_members_were_heard():
     assert len(waiting.models) == 1
     server = served(CFL(), OPPOSITE, rounds=3, clients=halves)
     assert clusters(server) == {frozenset([0, 2, 4]), frozenset([1, 3, 5])}
-    assert (server.age == -1).all()  # the new clusters start to listen anew
-
-
-def test_old_changes_do_not_count_beyond_the_limit():
-    halves = [torch.tensor([0, 1, 2]), torch.tensor([3, 4]), torch.tensor([0, 5])]
-    assert len(served(CFL(age_limit=1), OPPOSITE, rounds=3, clients=halves).models) == 1
-    assert len(served(CFL(age_limit=2), OPPOSITE, rounds=3, clients=halves).models) == 3
+    assert not server.heard.any()  # the new clusters start to listen anew
 
 
 def test_only_those_who_replied_move_the_models():
@@ -329,45 +280,3 @@ def test_validation_chooses_on_the_way():
     for i in range(6):
         path = server.models[[int(server.member[i]), 0]]
         assert any(torch.equal(mixture.models[i, 0], w) for w in path)
-
-
-def test_the_matrix_is_even_inside_clusters():
-    server = served(CFL(), OPPOSITE, rounds=1)
-    A = CFL().collaboration(server, (), None)
-    same = (server.member[:, None] == server.member).double()
-    assert_close(A, same / 3, 1e-12)
-
-
-# ---- untuned, on real data -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_hidden_groups_of_digit_clients_are_found_and_a_single_group_is_not_split(participation):
-    def final(groups):
-        federated = federate(
-            load("digits"), PARTITIONS["concept_shift"](clients=12, groups=groups), seed=0
-        )
-        on = simulate(
-            federated,
-            factory("mlp", federated.dataset),
-            Recipe(lr=0.1, epochs=2, batch=16),
-            merge_val=True,
-        )
-        engine, rounds = engine_of("vmap", on), 16
-        *_, record = train(
-            CFLMean(), on.problem, engine, rounds, participation=participation, evaluate_every=99
-        )
-        return record
-
-    three = final(3)
-    assert clusters(three.server) == {frozenset(range(i, i + 4)) for i in (0, 4, 8)}
-    assert three.evaluation.test.mean() > 90
-    assert len(final(1).server.models) == 1
-
-
-def test_eps1_zero_is_fedavg_and_the_default_is_not():
-    never, usual = CFL(eps1=0.0), CFL(eps1=1.0, t_min=1)
-    a, b = (
-        predictors(last(m, task(m), rounds=4, participation=1.0)).models for m in (never, usual)
-    )
-    assert (a - b).abs().max() > 1e-6

@@ -11,7 +11,6 @@ from hypothesis.extra.numpy import arrays
 from coterie.algorithms.attention import Cloud, Own, median_of
 from coterie.algorithms.fedamp import FedAMP, safe, slope, step_size, weights
 from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
-from coterie.algorithms.local import Local
 from coterie.core.mixing import cosines, mix, squared_distances
 from coterie.core.optim import Recipe
 from coterie.core.rows import dense
@@ -35,8 +34,8 @@ def models(rows=5, columns=7):
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(3)).double()
 
 
-def attention(W, alpha, sigma, penalty="exponential"):
-    return weights(slope(squared_distances(W), sigma, penalty), alpha)
+def attention(W, alpha, sigma):
+    return weights(slope(squared_distances(W), sigma), alpha)
 
 
 def automatic(W):
@@ -148,84 +147,12 @@ def test_the_proximal_pull_is_alive():
         assert torch.equal(after.w, free) != pulled
 
 
-def test_a_schedule_that_overshoots_is_refused():
-    steep = FedAMP(sigma=1e6, alpha=1e4, lam=1.0, alpha_gamma=0.1)
-    on = task(steep)
-    server, _ = steep.init(on.problem)
-    steep.download(server, whole_round(on, 0))
-    with pytest.raises(ConfigError, match="must stay below 1"):
-        steep.download(server, whole_round(on, 180))
-
-
 def test_public_constants_give_uniform_attention():
     """Why the defaults are scale-free."""
     public = FedAMP(sigma=1e6, alpha=1e4, lam=1.0)
     record = last(public, task(public), rounds=3, participation=1.0)
     others = record.collaboration[0, 1:]
     assert others.max() / others.min() < 1.001
-
-
-# ---- other penalties -----------------------------------------------------------------------
-
-
-def scad(s, sigma):
-    """The penalty itself, of which ``slope`` is the derivative: linear, bent, flat."""
-    t, a = s / sigma, 3.7
-    bent = (2 * a * t - t**2 - 1) / (2 * (a - 1))
-    return torch.where(t <= 1, t, torch.where(t <= a, bent, wide((a + 1) / 2)))
-
-
-def mcp(s, sigma):
-    t = s / sigma
-    return torch.where(t <= 3, t - t**2 / 6, wide(1.5))
-
-
-PENALTIES = {"exponential": lambda s, sigma: 1 - torch.exp(-s / sigma), "scad": scad, "mcp": mcp}
-
-
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_slopes_are_the_derivatives(penalty):
-    s = torch.linspace(0, 12, 49, dtype=torch.float64).requires_grad_()
-    PENALTIES[penalty](s, 2.0).sum().backward()
-    table = torch.zeros(49, 49, dtype=torch.float64)
-    table[0] = s.detach()
-    found = slope(table, 2.0, penalty)[0]
-    assert_close(found[1:], s.grad[1:])
-    assert (found[1:].diff() <= 0).all()  # concave
-    assert float(slope(torch.zeros(2, 2).double(), 2.0, penalty)[0, 1]) == 0.5
-
-
-@pytest.mark.parametrize("penalty", PENALTIES)
-def test_every_penalty_pulls_by_half_its_gradient(penalty):
-    W, alpha, sigma = models().requires_grad_(), 0.3, 6.0
-    pairs = torch.combinations(torch.arange(5))
-    s = ((W[pairs[:, 0]] - W[pairs[:, 1]]) ** 2).sum(1)
-    PENALTIES[penalty](s, sigma).sum().backward()
-    fixed = W.detach()
-    A = attention(fixed, alpha, sigma, penalty)
-    assert_close(fixed - mix(A, fixed), alpha / 2 * W.grad)
-    assert (W.grad.abs() > 1e-3).any()
-
-
-@pytest.mark.parametrize("penalty", ["scad", "mcp"])
-def test_far_clients_are_left_alone_entirely(penalty):
-    W = wide([[0.0], [1.0], [100.0]])
-    A = attention(W, 2.0, 4.0, penalty)
-    assert A[0, 2] == 0
-    assert A[0, 1] > 0.1
-    plain, method = FedAMP(sigma_factor=1.0), FedAMP(sigma_factor=1.0, penalty=penalty)
-    usual = last(plain, task(plain), participation=1.0)
-    other = last(method, task(method), participation=1.0)
-    assert (usual.states.w - other.states.w).abs().max() > 1e-4
-
-
-# ---- fields without effect are refused -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("fields", [{"lam": 1.0}, {"alpha_gamma": 0.1}])
-def test_a_field_without_effect_is_refused(fields):
-    with pytest.raises(ConfigError, match=f"{next(iter(fields))} = .* has no effect .*it needs"):
-        FedAMP(**fields)
 
 
 # ---- which model predicts ------------------------------------------------------------------------
@@ -238,16 +165,16 @@ def test_what_predicts(kind):
     own, cloud = (last(m, task(m)) for m in (kind(), method))
     w, K = own.states.w, len(own.states.w)
     assert_close(cloud.states.w, w, 0)
-    A = method._weigh(own.server, whole_round(task(method), K))(torch.arange(K)[own.server.seen])
+    uploads = dense(own.server.models)[own.server.seen]
     u = own.server.start.repeat(K, 1)
-    u[own.server.seen] = A @ dense(own.server.models)[own.server.seen]
+    u[own.server.seen] = method.attention(uploads, whole_round(task(method), K)) @ uploads
     assert own.server.seen.sum() > len(own.clients)  # some of them were absent
     assert (u - w).abs().max() > 1e-3
     assert_close(predictors(own).models[:, 0], w)
     assert_close(predictors(cloud).models[:, 0], u)
 
 
-# ---- the step size of the theorem, independent starts -------------------------------------------
+# ---- the step size of the theorem ----------------------------------------------------------------
 
 PRINTED = FedAMP(sigma=2.0, alpha=0.5, lam=0.5, predict_with="own")
 
@@ -262,38 +189,9 @@ def test_the_step_size_of_the_theorem():
         last(theory, on, rounds=100)
 
 
-def test_independent_starts_without_attention_are_training_alone():
-    far = FedAMP(sigma=1e-9, prox=0.0, start="self", predict_with="own", initial="independent")
-    alone = Local(start="independent", keep="last")
-    on = task(alone, merge=False)
-    found, expected = (last(m, on, "loop", participation=1.0) for m in (far, alone))
-    assert_close(predictors(found).models, predictors(expected).models)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        replace(PRINTED, initial="independent"),
-        HeurFedAMP(sigma=10.0, predict_with="cloud", initial="independent"),
-    ],
-)
-def test_a_client_begins_with_its_own_start_on_every_engine(method):
-    on = task(method)
-    fresh = on.problem.fresh(torch.arange(5))
-    server, own = method.init(on.problem)
-    assert torch.equal(own.w, fresh)
-    assert_close(method.download(server, whole_round(on)).u, fresh)
-    loop, wire, vmap = (predictors(last(method, on, e)).models for e in ("loop", "wire", "vmap"))
-    assert torch.equal(wire, loop)
-    assert_close(vmap, loop)
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [
-        ({"alpha": "theory"}, "alpha = 'theory' needs λ"),
-        ({"alpha": "theory", "lam": 1.0, "alpha_gamma": 0.5}, "alpha_gamma = 0.5 has no"),
-    ],
+    [({"alpha": "theory"}, "alpha = 'theory' needs λ"), ({"lam": 1.0}, "lam = 1.0 has no effect")],
 )
 def test_what_lacks_its_condition_is_refused(fields, said):
     with pytest.raises(ConfigError, match=said):

@@ -5,14 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from coterie.adapt import Adapted, FineTune
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData, Sent
 from coterie.core.algorithm import Sharing
 from coterie.data.simulation import form_pool
-from coterie.errors import ConfigError
 from coterie.training.rounds import train
-from support import assert_close, engine_of, federation, last, one_client, predictors, task
+from support import assert_close, engine_of, federation, last, one_client, task
 
 FROM_CLIENTS, HELD_OUT = Sharing("from_clients", 0.2), Sharing("held_out", 0.2)
 BOTH = [FROM_CLIENTS, HELD_OUT]
@@ -56,16 +54,6 @@ def test_all_of_a_class_that_has_too_few():
     # 0.3 of 121 in thirds are 12 of each class; of the last two there are three samples in all
     counts = torch.bincount(few.y[pool.samples], minlength=3)
     assert (int(counts[0]), int(counts[1:].sum())) == (12, 3)
-
-
-@pytest.mark.parametrize("sharing", BOTH)
-def test_the_order_of_clients_does_not_matter(sharing):
-    order = [3, 0, 4, 2, 1]
-    usual = form_pool(federation(), sharing, seed=0)
-    other = form_pool(federation(order=order), sharing, seed=0)
-    assert torch.equal(usual.samples, other.samples)
-    assert torch.equal(usual.owner, torch.tensor(order)[other.owner])
-    assert not torch.equal(usual.samples, form_pool(federation(), sharing, seed=1).samples)
 
 
 @pytest.mark.parametrize("kind", ["from_clients", "held_out"])
@@ -129,18 +117,6 @@ def test_what_is_sent_are_the_samples():
     assert torch.equal(y, on.federation.relabel[pool.owner, data.y[pool.samples]])
 
 
-def test_methods_say_that_they_share_samples():
-    assert FedAvgData().traits.sharing == Sharing("from_clients", 0.05)
-    assert Adapted(FedAvgData(), FineTune()).traits.sharing is not None
-    assert FedAvg().traits.sharing is None
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_an_impossible_share_is_refused(share):
-    with pytest.raises(ConfigError, match="share"):
-        task(FedAvgData(share=share))
-
-
 def test_sharing_helps_where_clients_lack_classes():
     """What the method is for: a client that never saw a class learns it from the pool."""
     parts = federation(groups=1)
@@ -151,9 +127,3 @@ def test_sharing_helps_where_clients_lack_classes():
         on = task(method, federated=skewed, merge=False)
         scores[type(method)] = last(method, on, rounds=5, participation=1.0).evaluation.test_loss
     assert scores[FedAvgData].mean() < scores[FedAvg].mean()
-
-
-def test_predictors_are_the_global_model():
-    method = FedAvgData()
-    record = last(method, task(method))
-    assert torch.equal(predictors(record).models[0, 0], record.server.theta)

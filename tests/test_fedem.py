@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from coterie.algorithms.fedem import FedEM, Own, responsibilities
 from coterie.core.optim import Recipe
-from coterie.errors import ConfigError
 from support import assert_close, backend_of, last, one_client, predictors, task, whole_round
 
 
@@ -139,8 +138,3 @@ def test_the_matrix_follows_the_shares():
     A = method.collaboration(torch.zeros(2, 1), method.shown(Own(pi)), None)
     expected = torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]])
     assert_close(A, expected.double(), 1e-12)
-
-
-def test_no_component_is_refused():
-    with pytest.raises(ConfigError, match="components: found 0"):
-        FedEM(components=0)

@@ -16,7 +16,6 @@ from coterie.core.tree import Bank, Parcels, row
 from coterie.training.rounds import train
 from support import (
     RAGGED,
-    RECIPE,
     assert_close,
     backend_of,
     engine_of,
@@ -412,23 +411,6 @@ def test_only_models_with_weight_are_fetched_to_predict():
     assert_close(mixture.weights.sum(1), torch.ones(K).double())
     blended = (mixture.weights[..., None] * mixture.models).sum(1)
     assert_close(blended, kept @ record.server.models / kept.sum(1, keepdim=True))
-
-
-def test_a_uniform_mixture_still_predicts():
-    method = FedeRiCo(predict_min_weight=0.9, temperature=1e9)
-    assert (predictors(rounds_of(method)[1][-1]).weights.sum(1) > 0.99).all()
-
-
-def test_usual_recipes_run():
-    for fields in ({"tracking": "accumulate"}, {"form": "centralised"}, {"start": "common"}):
-        method = FedeRiCo(**fields)
-        assert predictors(last(method, task(method, recipe=RECIPE))).models.isfinite().all()
-
-
-def test_every_rounds_weights_are_kept():
-    _, records = rounds_of(FedeRiCo(), rounds=3)
-    first, later = (records[t].collaboration for t in (0, 2))
-    assert abs(first - later).max() > 1e-3
 
 
 def test_empty_slots_change_no_bit_of_a_predictor():

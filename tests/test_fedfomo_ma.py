@@ -77,7 +77,7 @@ def test_where_nobody_helps_the_average_is_taken():
     method = FedFomoMA()
     on = task(method)
     server, _ = method.init(on.problem)
-    same = server._replace(age=torch.zeros(K, dtype=torch.int64))  # five equal models
+    same = server._replace(uploaded=torch.ones(K, dtype=torch.bool))  # five equal models
     received = method.download(same, whole_round(on, 1))
     row = type(received)(received.models, received.slot[0], received.owner[0])
     found, shares = method.weigh(one_client(on, 0), row)
@@ -87,21 +87,11 @@ def test_where_nobody_helps_the_average_is_taken():
 
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_ledger(participation):
-    method = FedFomoMA(pool="last_round")
+    method = FedFomoMA()
     on = task(method)
-    m, before = 8 * on.problem.model.size, 0
+    m, heard = 8 * on.problem.model.size, set()
     for record in train(method, on.problem, engine_of("wire", on), 3, participation=participation):
         count = len(record.clients)
-        assert record.traffic.down == count * (before + 1) * (m + 8)
+        assert record.traffic.down == count * (len(heard) + 1) * (m + 8)
         assert record.traffic.up == count * (m + 8 * K)
-        before = count
-
-
-def test_averages_of_the_last_round_only():
-    recent, every = FedFomoMA(pool="last_round"), FedFomoMA()
-    on = task(recent)
-    server, _ = recent.init(on.problem)
-    aged = server._replace(age=torch.tensor([0, 3, -1, 3, 1]))
-    round = whole_round(on, 4)
-    assert (recent.download(aged, round).slot[0] >= 0).sum() == 1 + 2
-    assert (every.download(aged, round).slot[0] >= 0).sum() == 1 + 4
+        heard |= set(record.clients)

@@ -267,7 +267,7 @@ def test_a_client_with_one_unit_is_not_judged():
 def test_few_rows_that_agree_by_chance_are_no_claim_about_the_sites(rows, discordant):
     rng, made = np.random.default_rng(0), {}
     share = [discordant / 2, discordant / 2, 1 - discordant]
-    drawn = [rng.multinomial(n, share, size=2000) for n in rows]
+    drawn = [rng.multinomial(n, share, size=1200) for n in rows]
     claims = []
     for cells in zip(*(one.tolist() for one in drawn), strict=True):
         key = tuple((b, c) for b, c, _ in cells)

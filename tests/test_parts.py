@@ -13,14 +13,11 @@ from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.lgfedavg import LGFedAvg, parts
 from coterie.core.flat import FlatModel
 from coterie.data.federation import Dataset
-from coterie.errors import ConfigError
 from coterie.networks.registry import factory
-from coterie.training.rounds import train
 from support import (
     RECIPE,
     assert_close,
     backend_of,
-    engine_of,
     last,
     mlp,
     one_client,
@@ -58,11 +55,6 @@ def test_batch_norm_statistics_go_with_their_layer():
     assert (norm >= model.parameters).sum() == 2 * 8
 
 
-def test_an_unknown_layer_is_refused_by_name():
-    with pytest.raises(ConfigError, match="no layer 'heat'"):
-        parts(FlatModel(mlp()), ("heat",))
-
-
 @pytest.mark.parametrize(
     ("method", "travels"),
     [(LGFedAvg(), HEAD), (FedPer(), BODY), (FedRep(), BODY), (FedPer(head=("3",)), BODY)],
@@ -74,12 +66,7 @@ def test_only_the_shared_part_travels(method, travels):
     round = whole_round(on)
     received = method.download(server, round)
     uploads, after = engine.local(method, received, states, round)
-    down = received.upper if isinstance(method, LGFedAvg) else received
-    up = uploads.upper if isinstance(method, LGFedAvg) else uploads.w
-    assert down.shape == up.shape == (on.problem.population, travels)
-    if isinstance(method, LGFedAvg):
-        assert (received.lower.slot < 0).all()
-        assert uploads.lower.numel() == 0
+    assert received.shape == uploads.w.shape == (on.problem.population, travels)
     assert next(iter(after)).shape == (on.problem.population, BODY + HEAD - travels)
 
 
@@ -92,49 +79,6 @@ def test_predictors_share_the_shared_part_and_differ_in_the_rest(method, shared)
     own = models[:, at.lower if shared == "upper" else at.upper]
     assert_close(same, same[:1].expand_as(same), 0)
     assert (own[0] - own[1]).abs().max() > 1e-3
-
-
-def test_lgfedavg_averages_uniformly():
-    method = LGFedAvg()
-    on = task(method)
-    server, states = method.init(on.problem)
-    round = whole_round(on)
-    uploads, _ = backend_of("loop", on).local(method, method.download(server, round), states, round)
-    assert_close(method.aggregate(server, uploads, round).upper, uploads.upper.mean(0), 1e-12)
-
-
-def test_pretrained_lower_layers_reach_every_client_once():
-    method = LGFedAvg(pretrain_rounds=2)
-    on = task(method)
-    at = parts(on.problem.model, 1)
-    begun, pretrained = set(), None
-    for record in train(method, on.problem, engine_of("vmap", on), 6, participation=0.5):
-        if record.index < 2:
-            pretrained = record.server.lower
-            assert not record.server.begun.any()
-            continue
-        begun |= set(record.clients)
-        assert set(record.server.begun.nonzero().flatten().tolist()) == begun
-        assert torch.equal(record.server.lower, pretrained)  # own layers are never sent
-    final = predictors(last(method, on, rounds=2)).models[:, 0]
-    assert_close(final[:, at.lower], pretrained.expand(on.problem.population, -1), 1e-12)
-
-
-def test_pretraining_is_fedavg_then_only_the_upper_part_travels():
-    method = LGFedAvg(pretrain_rounds=1)
-    on = task(method)
-    model, slots = 8 * (BODY + HEAD), 8
-    ups, downs = [], []
-    for record in train(method, on.problem, engine_of("vmap", on), 3, participation=1.0):
-        ups.append(record.traffic.up // on.problem.population)
-        downs.append(record.traffic.down // on.problem.population)
-    assert ups == [model + 8, 8 * HEAD + 8, 8 * HEAD + 8]
-    assert downs == [model + slots, model + slots, 8 * HEAD]
-
-
-def test_negative_pretraining_is_refused():
-    with pytest.raises(ConfigError, match="pretrain_rounds: found -1"):
-        LGFedAvg(pretrain_rounds=-1)
 
 
 # ---- FedRep's two phases ---------------------------------------------------------------------

@@ -6,7 +6,7 @@ import coterie
 from coterie.core.metrics import mean_known, stalled
 from coterie.errors import ConfigError
 
-ASKED = {"rounds": 40, "method": "fedavg", "engine": "loop", "lr": 0.5, "model": "linear"}
+ASKED = {"rounds": 40, "method": "fedavg", "engine": "vmap", "lr": 0.5, "model": "linear"}
 
 
 def patient(**more):

@@ -1010,7 +1010,7 @@ handlers = {name: handler_of(folder) for name, folder in folders.items()}
 asked = merge(ASKED, {"algorithm.name": "ifca"})
 setting = setting_of(asked, InProcess(handlers))
 made = setting._agreement(Plan.single(setting.config, None).cells[0])
-large = {"algorithm.ifca.k": 600, "algorithm.ifca.start": "perturb", "model.hidden": [880, 880]}
+large = {"algorithm.ifca": {"k": 200, "start": "redraw"}, "model.hidden": [880, 880]}
 terms = replace(made, config=json.dumps(merge(json.loads(made.config), large)))
 attacker = Attacker(folders)
 said = attacker.ask(setup_message("agree", Proposal(terms.to_json())))

@@ -22,7 +22,7 @@ from coterie.runs import comparison_folder, run_folder, spread
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import canonical
 from coterie.runs.interrupt import Stop, told_by
-from coterie.runs.plan import Cell, Plan
+from coterie.runs.plan import Cell, Plan, columns
 
 ray = pytest.importorskip("ray")
 
@@ -214,9 +214,9 @@ def test_a_stop_ends_all_runs_after_a_round_and_they_go_on(cluster, serial, tmp_
     out.mkdir()
     comparison_folder.write_asked(out, canonical(config))
     setting = assemble(config)
-    plan = Plan.comparison(setting.config, out)
+    (cells,) = columns(Plan.comparison(setting.config, out).cells)
     with told_by(stop), pytest.raises(StoppedError, match="coterie resume"):
-        list(spread.spread(setting, plan.cells, [press]))
+        list(spread.spread(setting, cells, [press]))
     assert sum(run_folder.is_finished(path) for path in out.glob("*/*")) < 6
     assert not list(out.rglob(".lock"))
     coterie.resume(out)

@@ -1,8 +1,15 @@
-"""Fine-tuning: each client continues to train the model, or its top layer, on its own data."""
+"""Fine-tuning: each client continues to train the model, or its top layer, on its own data.
+
+    w_i ← LocalTrain(w)           all of w (ft), or its last layer with the others as they are (fb)
+
+Travels: nothing.
+
+Notes:
+    The optimiser begins anew, and trains as in a round unless ``epochs`` or ``lr`` say otherwise.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,22 +37,13 @@ def top_layer(model: FlatModel) -> str:
     return model.owner(last) or last.name
 
 
-class Freed(NamedTuple):
-    """The entries of a model's vector that may change."""
-
-    mask: Tensor  # [P]
-    statistics: bool  # whether all batch-norm statistics may change too
-
-
 @lru_cache(maxsize=8)
-def freed(model: FlatModel, names: tuple[str, ...], freeze_bn_stats: bool) -> Freed:
-    """The entries of the named layers, and all statistics unless they are frozen."""
+def freed(model: FlatModel, names: tuple[str, ...]) -> tuple[Tensor, bool]:
+    """Which entries ``[P]`` belong to the named layers, and whether all statistics do."""
     mask = torch.zeros(model.size, dtype=torch.bool)
     mask[model.positions(names)] = True
-    if not freeze_bn_stats:
-        mask[model.parameters :] = True
     device = next(model.module.parameters()).device
-    return Freed(mask.to(device), bool(mask[model.parameters :].all()))
+    return mask.to(device), bool(mask[model.parameters :].all())
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ class FreezeBase(Retraining):
 
     Fields:
         fb_trainable: names of the layers that are trained; empty means the last layer.
-        freeze_bn_stats: keep the batch-norm statistics of frozen layers.
 
     Notes:
         Public code freezes a number of tensors, which leaves most of an LSTM trainable, and lets
@@ -64,14 +61,11 @@ class FreezeBase(Retraining):
     """
 
     fb_trainable: tuple[str, ...] = ()
-    freeze_bn_stats: bool = True
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        apart = client.model.apart  # then statistics are one set: all of them change, or none
-        client = client.tuned(epochs=self.epochs, lr=self.lr, still=self.freeze_bn_stats)
-        names = self.fb_trainable or (top_layer(client.model),)
-        free, moves = freed(client.model, names, self.freeze_bn_stats)
-        fixed = not moves or (apart and self.freeze_bn_stats)
+        client = client.tuned(epochs=self.epochs, lr=self.lr, still=True)
+        free, moves = freed(client.model, self.fb_trainable or (top_layer(client.model),))
+        fixed = client.model.apart or not moves  # apart, statistics are one set, which stays
 
         def as_evaluated(w: Tensor, batch: Batch) -> Tensor:
             return mean(client.losses_of(client.outputs(w, batch), batch), batch.mask)

@@ -4,7 +4,7 @@ With v̄ = α v + (1 − α) w, on every minibatch ξ of a local round:
 
     w_i ← w_i − η ∇F(w_i; ξ)
     v   ← v − η α ∇F(v̄; ξ)
-    α   ← clip(α − η_α ⟨v − w_i, ∇F(v̄; ξ)⟩, 0, 1)       in the first step of a round, if adaptive
+    α   ← clip(α − η ⟨v − w_i, ∇F(v̄; ξ)⟩, 0, 1)         in the first step of a round, if adaptive
 
 w is averaged as in FedAvg. v and α stay with the client, which predicts with v̄ of the newest w.
 
@@ -31,7 +31,7 @@ from ..core.batches import Batch
 from ..core.client import Client, mean
 from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
-from ..core.ranges import NotNegative, Share
+from ..core.ranges import Share
 from ..core.tree import Tree
 from .fedavg import ServerLr, Update, Weighting, average
 
@@ -70,13 +70,11 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
         alpha: the initial weight α on the client's own model; without ``adaptive``, 0 is FedAvg and
             1 is Local.
         adaptive: learn α, with one step per round.
-        alpha_lr: the learning rate η_α of α; None is the clients' learning rate.
         mix: mix the two models' ``parameters`` or their ``outputs``.
     """
 
     alpha: Share = 0.5
     adaptive: bool = True
-    alpha_lr: NotNegative | None = None
     mix: Literal["parameters", "outputs"] = "parameters"
     weighting: Weighting = "samples"
     server_lr: ServerLr = 1.0
@@ -105,15 +103,13 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
-        rate = client.lr if self.alpha_lr is None else self.alpha_lr
-
         def step(at: Working, batch: Batch) -> Working:
             w, v, alpha = at.w, at.v, at.alpha
             of_v, of_alpha = self._slopes(client, batch, alpha, v, w)
             new_w, state_w = client.step(w, client.gradient(w, batch), at.of_w, batch)
             new_v, state_v = client.step(v, of_v, at.of_v, batch)
             if self.adaptive:  # one step per round
-                alpha = (alpha - rate * of_alpha * (batch.step == 0)).clamp(0, 1)
+                alpha = (alpha - client.lr * of_alpha * (batch.step == 0)).clamp(0, 1)
             return Working(new_w, new_v, alpha, state_w, state_v)
 
         begin = Working(received, *state, client.begin(received), client.begin(received))

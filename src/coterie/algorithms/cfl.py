@@ -6,7 +6,7 @@ Clients train their cluster's model and send the change Δ_i. For every cluster 
         the average has stopped moving but the members have not: split Q in two by cos(Δ_i, Δ_j)
     model_Q ← model_Q + Σ_Q p_i Δ_i                       for every (new) cluster
 
-The two parts are found by ``single`` linkage on the similarities, merging until two groups remain.
+The two parts are found by single linkage on the similarities, merging until two groups remain.
 Of all cuts this one minimises the largest similarity across the cut (the paper's optimal
 bipartition).
 
@@ -17,10 +17,11 @@ Notes:
     ``relative``, our default, measures them in units of the largest ‖Δ_i‖ of the first round.
     ``cfl_mean`` is our version of the method.
     No split before round ``t_min``; ``auto`` is a fifth of the run. Public code waits 20 rounds.
-    Parts are kept as sets of client ids; public code loses them at the second split.
+    Parts are kept as sets of client ids; public code loses them at the second split, and finds
+    them by complete linkage.
     With partial participation the last Δ_i of each member is used, and a cluster may split only
-    when all its members have sent one since the cluster was formed, within the last ``age_limit``
-    rounds if that is set. Members without data go with the larger part.
+    when all its members have sent one since the cluster was formed. Members without data go with
+    the larger part.
     ``predict_with = "validation"``, by loss, is the original's choice among all ancestors' models.
 """
 
@@ -36,7 +37,7 @@ from ..core.client import Client
 from ..core.mixing import cosines, last_applied, mix, nobody_yet, noted, shares, shares_within
 from ..core.privacy import Declaration
 from ..core.problem import Problem
-from ..core.ranges import Auto, Count, CountOrZero, NotNegative
+from ..core.ranges import Auto, CountOrZero, NotNegative
 from ..core.rows import Rows, updated
 from ..core.tree import Bank, Tree
 from .fedavg import Update, Weighting
@@ -52,7 +53,7 @@ class Clusters(NamedTuple):
     member: Tensor  # [K] each client's cluster
     updates: Rows  # [K, P] each client's last Δ
     sizes: Tensor  # [K] training samples
-    age: Tensor  # [K] the round of the last Δ, -1 where there is none for the present cluster
+    heard: Tensor  # [K] whether the member has sent a Δ since the cluster was formed
     scale: Tensor  # [] the largest ‖Δ‖ of the first round
     applied: Rows  # [K, K] the weights of the average that each client last took part in
 
@@ -83,14 +84,14 @@ def merged(similarity: Tensor, groups: int, linkage: Linkage) -> Merges:
     return Merges(group.to(similarity.device), levels)
 
 
-def bipartition(similarity: Tensor, linkage: Linkage = "single") -> Tensor:
+def bipartition(similarity: Tensor) -> Tensor:
     """Two parts ``[n]`` (bool): the clients merged until two groups remain.
 
     >>> S = torch.tensor([[1.0, 0.2, 0.9], [0.2, 1.0, -0.5], [0.9, -0.5, 1.0]])
     >>> bipartition(S)
     tensor([False,  True, False])
     """
-    group = merged(similarity, 2, linkage).group
+    group = merged(similarity, 2, "single").group
     return group != group[0]
 
 
@@ -101,16 +102,12 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
     Fields:
         eps2: ε_2, the least length that some member's change must have for a split.
         t_min: the first round in which a cluster may split; ``auto`` is a fifth of the run.
-        linkage: ``single`` (the paper) or ``complete`` (public code).
-        age_limit: rounds after which an absent client's last Δ_i is too old; None is never.
         predict_with: the ``cluster``'s model, or the best on ``validation`` data among it and its
             ancestors.
     """
 
     eps2: NotNegative = 0.4
     t_min: CountOrZero | Auto = "auto"
-    linkage: Linkage = "single"
-    age_limit: Count | None = None
     predict_with: Literal["cluster", "validation"] = "cluster"
     weighting: Weighting = "samples"
 
@@ -132,13 +129,11 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
     def init(self, problem: Problem) -> tuple[Clusters, tuple[()]]:
         K, device = problem.population, problem.device
         nothing = torch.zeros(K, device=device, dtype=torch.int64)
-        updates = problem.start.new_zeros(1).expand(
-            K, len(problem.start)
-        )  # uses memory only when a row is first set
+        updates = problem.start.new_zeros(1).expand(K, len(problem.start))  # no memory yet
         scale = torch.zeros((), dtype=torch.float64, device=device)
         first = (problem.start[None], nothing[:1] - 1, nothing)
         applied = nobody_yet(problem.start, K)
-        return Clusters(*first, updates, problem.sizes, nothing - 1, scale, applied), ()
+        return Clusters(*first, updates, problem.sizes, nothing > 0, scale, applied), ()
 
     def download(self, server: Clusters, round: Round) -> Tensor:
         return server.models[server.member[round.clients]]
@@ -163,7 +158,7 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         norms = round.trainable(uploads.w).to(torch.float64).norm(dim=1)
         return server._replace(
             updates=updated(server.updates, round.clients, uploads.w),
-            age=server.age.index_fill(0, round.clients, round.index),
+            heard=server.heard.index_fill(0, round.clients, True),
             scale=server.scale if server.scale > 0 else norms.max(),
         )
 
@@ -171,9 +166,8 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         """The server after one cluster was tested and, if the conditions hold, split."""
         everyone = (server.member == cluster).nonzero().flatten()
         ids = everyone[server.sizes[everyone] > 0]
-        oldest = 0 if self.age_limit is None else max(0, round.index - self.age_limit)
         first = max(1, round.horizon // 5) if self.t_min == "auto" else self.t_min
-        if round.index < first or len(ids) < 3 or (server.age[ids] < oldest).any():
+        if round.index < first or len(ids) < 3 or not server.heard[ids].all():
             return server
         part = self._cut(round.trainable(server.updates[ids]), server.sizes[ids], server.scale)
         if part is None:
@@ -185,7 +179,7 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
             models=torch.cat([server.models, server.models[cluster].expand(2, -1)]),
             parent=torch.cat([server.parent, server.parent.new_full((2,), cluster)]),
             member=member,
-            age=server.age.index_fill(0, everyone, -1),
+            heard=server.heard.index_fill(0, everyone, False),
         )
 
     def _cut(self, updates: Tensor, sizes: Tensor, scale: Tensor) -> Tensor | None:
@@ -194,7 +188,7 @@ class Dividing(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         if wide.norm(dim=1).max() <= self.eps2 * self._unit(scale):
             return None
         average, similarity = mix(shares(sizes, self.weighting), wide).norm(), cosines(updates)
-        part = bipartition(similarity, self.linkage)
+        part = bipartition(similarity)
         return part if self._divides(average, similarity, part, scale) else None
 
     def serve(self, server: Clusters, round: Round) -> Bank:

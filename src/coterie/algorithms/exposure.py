@@ -108,7 +108,7 @@ EXPOSURES: dict[str, Exposure] = {
     "lgfedavg": Exposure(
         "the upper layers, its sample count",
         "the averaged upper layers",
-        "the lower layers, except while they are pretrained",
+        "the lower layers",
     ),
     "fedper": Exposure("the base, its sample count", "the averaged base", "the head"),
     "fedrep": Exposure("the base, its sample count", "the averaged base", "the head"),

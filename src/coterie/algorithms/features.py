@@ -64,6 +64,13 @@ def entrance(model: FlatModel, head: Layers, field: str) -> Entrance:
     )
 
 
+def class_shares(client: Client, batch: Batch, count: int, dtype: torch.dtype) -> Tensor:
+    """The share of each class in a sample's targets ``[B, count]``; a regression has one class."""
+    y = batch.y if client.classes else torch.zeros_like(batch.y, dtype=torch.int64)
+    each = (y[..., None] == torch.arange(count, device=y.device)).to(dtype)
+    return each.flatten(1, -2).mean(1) if each.dim() > 2 else each
+
+
 def average_of(client: Client, of: Callable[[Batch], Tensor]) -> Tensor:
     """The mean of ``of(batch) [B, d]`` over the client's training samples; zero without any."""
     total, count = client.size.new_zeros(()).to(client.lr.dtype), client.lr.new_zeros(())

@@ -23,10 +23,8 @@ Notes:
     client in its first round gets its own start. The u_i of a prediction is formed over all that
     have uploaded (P5-15).
     Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5 (P5-6).
-    ``penalty`` offers the other functions A that the paper names, with the same width σ and their
-    customary constants: A'(s) = 1/σ · min(1, (3.7 − s/σ)_+ / 2.7) for scad and
-    1/σ · (1 − s/3σ)_+ for mcp.
-    ``safe_attention`` scales a row down where its off-diagonal weights exceed one (P5-7).
+    A(s) = 1 − exp(−s/σ); the paper also names scad and mcp, without their constants.
+    A row whose weights on others exceed one is scaled down (P5-7).
 """
 
 from dataclasses import dataclass
@@ -38,25 +36,14 @@ from torch import Tensor
 from ..core.algorithm import Round, check_pull
 from ..core.mixing import squared_distances
 from ..core.problem import Problem
-from ..core.ranges import Count, NotNegative, Positive, ShareAboveZero
+from ..core.ranges import NotNegative, Positive
 from ..errors import ConfigError
-from .attention import TINY, Attentive, Uploads, Weigh, median_of
-
-Penalty = Literal["exponential", "scad", "mcp"]
-
-SCAD, MCP = 3.7, 3.0  # where the slopes of these penalties reach zero, in units of σ
+from .attention import TINY, Attentive, median_of
 
 
-def slope(distances: Tensor, sigma: Tensor | float, penalty: Penalty = "exponential") -> Tensor:
-    """``A'(s)`` of squared distances, zero on the diagonal; 1/σ at s = 0 for every penalty."""
-    s = distances / sigma
-    if penalty == "exponential":
-        fall = torch.exp(-s)
-    elif penalty == "scad":
-        fall = ((SCAD - s) / (SCAD - 1)).clamp(0, 1)
-    else:
-        fall = (1 - s / MCP).clamp(min=0)
-    return (fall / sigma).fill_diagonal_(0)
+def slope(distances: Tensor, sigma: Tensor | float) -> Tensor:
+    """``A'(s) = exp(−s/σ)/σ`` of squared distances, zero on the diagonal."""
+    return (torch.exp(-distances / sigma) / sigma).fill_diagonal_(0)
 
 
 def weights(slopes: Tensor, alpha: Tensor | float) -> Tensor:
@@ -95,27 +82,17 @@ class FedAMP(Attentive):
     """Federated attentive message passing.
 
     Fields:
-        penalty: the function A: ``exponential`` (1 − e^{−s/σ}), ``scad`` (smoothly clipped absolute
-            deviation) or ``mcp`` (minimax concave penalty); the last two give weight zero to
-            clients beyond 3.7σ and 3σ.
         sigma: width σ of the attention; ``median`` follows the median squared distance.
         sigma_factor: ``median`` sigma in units of the median squared distance.
         alpha: step size α_k; ``auto`` is the largest at which no other model gets more weight than
             a client's own; ``theory`` is lam/√T.
-        alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
-        alpha_every: rounds between two reductions of alpha.
         lam: λ of the paper; the proximal coefficient is then lam/alpha. None uses ``prox``.
-        safe_attention: scale down rows whose weights on others sum to more than one.
     """
 
-    penalty: Penalty = "exponential"
     sigma: Positive | Literal["median"] = "median"
     sigma_factor: Positive = 0.1
     alpha: NotNegative | Literal["auto", "theory"] = "auto"
-    alpha_gamma: ShareAboveZero = 1.0
-    alpha_every: Count = 30
     lam: NotNegative | None = None
-    safe_attention: bool = True
 
     bibtex: ClassVar[str] = """@inproceedings{huang2021fedamp,
   title={Personalized Cross-Silo Federated Learning on Non-{IID} Data},
@@ -124,17 +101,13 @@ class FedAMP(Attentive):
   booktitle={AAAI}, year={2021}}"""
 
     def check_together(self) -> None:
-        """Refuse fields that would have no effect, and a value that lacks what it needs."""
+        """Refuse ``lam`` where it has no effect, and ``theory`` without it."""
         if self.lam is None and self.alpha == "theory":
             raise ConfigError("fedamp: alpha = 'theory' needs λ, and lam is not given; set lam = 1")
-        idle = {
-            "lam": self.lam is not None and self.alpha == "auto",
-            "alpha_gamma": self.alpha_gamma != 1 and isinstance(self.alpha, str),
-        }
-        for field in (name for name, without_effect in idle.items() if without_effect):
+        if self.lam is not None and self.alpha == "auto":
             raise ConfigError(
-                f"fedamp: {field} = {getattr(self, field)!r} has no effect with alpha = "
-                f"{self.alpha!r}; it needs a numeric alpha"
+                f"fedamp: lam = {self.lam!r} has no effect with alpha = 'auto'; it needs a numeric "
+                "alpha"
             )
 
     def _prox(self, round: Round) -> float:
@@ -142,36 +115,24 @@ class FedAMP(Attentive):
         return self.prox if self.lam is None or alpha is None else self.lam / max(alpha, TINY)
 
     def _alpha(self, index: int, horizon: int, lr: float) -> float | None:
-        """α_k = α_0 γ^⌊k/every⌋ or λ/√T, refused where the proximal step would overshoot."""
+        """α_k as given, or λ/√T; refused where the proximal step would overshoot."""
         if self.alpha == "auto":
             return None
-        first = (self.lam or 0.0) / horizon**0.5 if self.alpha == "theory" else self.alpha
-        alpha = first * self.alpha_gamma ** (index // self.alpha_every)
+        alpha = (self.lam or 0.0) / horizon**0.5 if self.alpha == "theory" else self.alpha
         if self.lam and (alpha <= 0 or lr * self.lam / alpha >= 1):
             found = lr * self.lam / alpha if alpha else float("inf")
             raise ConfigError(
                 f"fedamp: lr * lam / alpha is {found:g} in round {index} and must stay below 1; "
-                "raise alpha, or lower train.lr, lam or alpha_gamma"
+                "raise alpha, or lower train.lr or lam"
             )
         return alpha
 
-    def _weigh(self, server: Uploads, round: Round) -> Weigh:
-        """A function that computes ξ between some clients in this round."""
-
-        def weigh(members: Tensor) -> Tensor:
-            distances = squared_distances(round.trainable(server.models[members]))
-            sigma = self._sigma(distances)
-            slopes = slope(distances, sigma, self.penalty)
-            alpha = self._alpha(round.index, round.horizon, round.lr)
-            A = weights(slopes, step_size(slopes, sigma) if alpha is None else alpha)
-            return safe(A) if self.safe_attention else A
-
-        return weigh
-
-    def _sigma(self, distances: Tensor) -> Tensor | float:
-        if self.sigma == "median":
-            return self.sigma_factor * median_of(distances)
-        return self.sigma
+    def attention(self, models: Tensor, round: Round) -> Tensor:
+        distances, sigma = squared_distances(models), self.sigma
+        width = self.sigma_factor * median_of(distances) if sigma == "median" else sigma
+        slopes = slope(distances, width)
+        alpha = self._alpha(round.index, round.horizon, round.lr)
+        return safe(weights(slopes, step_size(slopes, width) if alpha is None else alpha))
 
     def check(self, problem: Problem, rounds: int) -> None:
         for index in range(rounds + 1):  # the last models are served after the last round

@@ -16,7 +16,6 @@ Notes:
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
@@ -59,10 +58,9 @@ class FedBABU(Algorithm[Server, Tensor, Update, tuple[()]]):
         return rows(server.theta, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        body = parts(client.model, self.head).lower
-        trained = torch.zeros(received.shape, dtype=torch.bool, device=received.device)
-        w = client.train(received, only=trained.index_fill(0, body, True))
-        return Update(w[body], client.size), ()
+        at = parts(client.model, self.head)
+        w = client.train(received, only=~at.is_upper)
+        return Update(w[at.lower], client.size), ()
 
     def aggregate(self, server: Server, uploads: Update, round: Round) -> Server:
         theta, body = server

@@ -40,7 +40,7 @@ from ..core.ranges import Count, NotNegative
 from ..core.rows import Rows, updated
 from ..core.tree import Bank, Parcels, Tree
 from ..errors import ConfigError, did_you_mean
-from .features import entrance
+from .features import class_shares, entrance
 
 UNFIT = {
     "fedcollab": "coalitions within coalitions are not formed",
@@ -238,9 +238,7 @@ class FedCollab(Algorithm[Server, Sent, Up, Any]):
                 f = door.features(client, received.start, block)[1]
                 f = torch.cat([f, torch.ones_like(f[:, :1])], 1)
                 f = f / torch.linalg.vector_norm(f, dim=1, keepdim=True)
-                y = block.y if client.classes else torch.zeros_like(f[:, 0])
-                each = (y[..., None] == torch.arange(count, device=f.device)).to(f.dtype)
-                each = each.flatten(1, -2).mean(1) if each.dim() > 2 else each
+                each = class_shares(client, block, count, f.dtype)
                 made.append((each[:, :, None] * f[:, None]).flatten(1))
                 half = (block.position % 2 == judging).to(f.dtype)
                 inside.append(half if block.mask is None else half * block.mask)

@@ -20,8 +20,6 @@ Notes:
     requested ids, because at upload time it cannot know whose models will be available in the next
     round in which it takes part (P1-7). The server breaks ties at random. A non-finite w_n counts
     as 0 and leaves P unchanged; so does a model that differs from θ_i^old by rounding only (P1-2).
-    The standard error of one sample is undefined, so with ``min_gain_se`` a client that weighs on a
-    single sample could accept no model, not even its own: such a run is refused.
 """
 
 from dataclasses import dataclass
@@ -31,14 +29,13 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
-from ..core.client import Client, mean
+from ..core.client import Client
 from ..core.mixing import count_larger, epsilon_greedy
 from ..core.privacy import Declaration
 from ..core.problem import Problem
-from ..core.ranges import CountOrZero, NotNegative, Share
+from ..core.ranges import CountOrZero, Share
 from ..core.rows import Rows, updated
 from ..core.tree import Bank, bank
-from ..errors import ConfigError
 
 Distance = Literal["l2", "l1", "sq_l2"]
 
@@ -47,7 +44,7 @@ class Pool(NamedTuple):
     """The server: the last upload and ranking of every client."""
 
     models: Rows  # [K, P]
-    age: Tensor  # [K] the round of the upload, -1 before the first
+    uploaded: Tensor  # [K] whether the client has uploaded
     ranks: Rows  # [K, K] how many clients each client prefers to this one
 
 
@@ -85,6 +82,11 @@ def fomo_weights(base_loss: Tensor, losses: Tensor, distances: Tensor) -> tuple[
     return raw, torch.where(total > 0, scaled / total.clamp(min=1.0), 0.0)
 
 
+def same(apart: Tensor, old: Tensor) -> Tensor:
+    """Which models equal the old one up to rounding: Eq. 3 would divide noise by noise."""
+    return apart.abs().amax(-1) <= 64 * torch.finfo(old.dtype).eps * old.abs().amax(-1)
+
+
 def norm(apart: Tensor, distance: Distance) -> Tensor:
     """The norm of every row, accumulated in float64."""
     wide = apart.to(torch.float64)
@@ -104,10 +106,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         decay: decrease of epsilon per round, as ``eps_decay`` says.
         eps_decay: ``subtractive`` (ε − decay·t) or ``multiplicative`` (ε·(1 − decay)^t).
         distance: the norm of Eq. 3: ``l2``, ``l1`` (public code) or ``sq_l2``.
-        affinity_update: ``raw`` adds w_n; ``abs_sum`` adds w_n / |Σ w| (public code).
-        pool: candidates are ``all_uploaded`` models or only those of the ``last_round``.
-        min_gain_se: ignore a model whose gain is below this many standard errors; 0 ignores none.
-            Above 0 every client needs two validation samples or more.
         matrix: the collaboration matrix has the applied ``weights`` w*, or the ``affinity`` P,
             whose rows then leave the clients.
     """
@@ -117,9 +115,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
     decay: Share = 0.05
     eps_decay: Literal["subtractive", "multiplicative"] = "subtractive"
     distance: Distance = "l2"
-    affinity_update: Literal["raw", "abs_sum"] = "raw"
-    pool: Literal["all_uploaded", "last_round"] = "all_uploaded"
-    min_gain_se: NotNegative = 0.0
     matrix: Literal["weights", "affinity"] = "weights"
 
     bibtex: ClassVar[str] = """@inproceedings{zhang2021fedfomo,
@@ -135,31 +130,18 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return Traits(uses_validation=True, weighs_again=True)
 
     def init(self, problem: Problem) -> tuple[Pool, Kept]:
-        self._check(problem)
         K = problem.population
         identity = torch.eye(K, dtype=problem.dtype, device=problem.device)
-        nobody = torch.full((K,), -1, device=problem.device)
+        nobody = torch.zeros(K, dtype=torch.bool, device=problem.device)
         models = rows(problem.start, K)
         equal = torch.zeros(1, 1, dtype=torch.int32, device=problem.device).expand(K, K)
         return Pool(models, nobody, equal), Kept(models, models, identity, identity)
 
-    def _check(self, problem: Problem) -> None:
-        """Refuse standard errors of a single validation sample: no gain could ever be shown."""
-        sizes, names = problem.counts.val, problem.clients
-        short = [name for name, size in zip(names, sizes, strict=True) if size == 1]
-        if self.min_gain_se and short:
-            raise ConfigError(
-                f"fedfomo: min_gain_se is {self.min_gain_se:g}, but {', '.join(short)} would weigh "
-                "models on one sample, which has no standard error; expected two samples or more: "
-                "raise data.val, or set min_gain_se = 0"
-            )
-
     def download(self, server: Pool, round: Round) -> Bank:
         """The M models sent to each client, chosen ε-greedily among the available ones."""
         me, everybody = round.clients[:, None], torch.arange(round.population)
-        others = everybody.to(server.age.device)
-        oldest = round.index - 1 if self.pool == "last_round" else 0
-        candidate = (server.age >= oldest) & (server.age >= 0) & (others != me)
+        others = everybody.to(server.uploaded.device)
+        candidate = server.uploaded & (others != me)
         scores = -server.ranks[round.clients].to(torch.float64)
         scores = scores.masked_fill(~candidate, -torch.inf)
         count = min(self.downloads, round.population - 1)
@@ -177,7 +159,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         everybody = torch.arange(client.population, device=client.id.device)
         owners = torch.cat([client.id[None], torch.where(received.slot >= 0, received.owner, -1)])
         place = (owners[:, None] == everybody).to(raw.dtype)  # [M + 1, K], no row for empty slots
-        affinity = state.affinity + self._increment(raw) @ place
+        affinity = state.affinity + raw @ place
         kept_old = 1 - shares.sum()
         weights = shares @ place + kept_old * (everybody == client.id)
         trained = client.train(theta)
@@ -188,47 +170,19 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         peers, present = received.rows()
         models = torch.cat([state.theta[None], peers])
         usable = torch.cat([present.new_ones(1), present])
-        if self.min_gain_se:
-            usable = usable & self._significant(client, models, state.old)
         base = client.loss(state.old, "val")
         losses = client.map(lambda w: client.loss(w, "val"), models)
         losses = torch.where(usable, losses, base)  # no gain, hence no weight
         apart = models - state.old
-        apart = torch.where(self._same(apart, state.old)[:, None], 0.0, apart)
+        apart = torch.where(same(apart, state.old)[:, None], 0.0, apart)
         raw, shares = fomo_weights(base, losses, norm(client.trainable(apart), self.distance))
         return state.old + shares @ apart, raw, shares
-
-    def _same(self, apart: Tensor, old: Tensor) -> Tensor:
-        """Which models equal the old one up to rounding: Eq. 3 would divide noise by noise."""
-        return apart.abs().amax(-1) <= 64 * torch.finfo(old.dtype).eps * old.abs().amax(-1)
-
-    def _increment(self, raw: Tensor) -> Tensor:
-        if self.affinity_update == "raw":
-            return raw
-        return raw / raw.sum().abs().clamp(min=1e-9)
-
-    def _significant(self, client: Client, models: Tensor, old: Tensor) -> Tensor:
-        """Which models gain at least ``min_gain_se`` standard errors of the paired differences."""
-
-        def gain_over_error(w: Tensor) -> Tensor:
-            blocks = list(client.blocks("val"))
-            gains = torch.cat([client.losses(old, b) - client.losses(w, b) for b in blocks])
-            masks = [b.mask for b in blocks if b.mask is not None]
-            mask = torch.cat(masks) if masks else None
-            centre = mean(gains, mask)
-            count = gains.new_tensor(len(gains)) if mask is None else mask.sum()
-            spread = mean((gains - centre) ** 2, mask) * count / (count - 1).clamp(min=1)
-            ratio = centre / (spread / count.clamp(min=1)).sqrt().clamp(min=1e-12)
-            return torch.where(count > 1, ratio, -torch.inf)  # one sample has no standard error
-
-        gains: Tensor = client.map(gain_over_error, models)
-        return gains >= self.min_gain_se
 
     def aggregate(self, server: Pool, uploads: Upload, round: Round) -> Pool:
         at = round.clients
         return Pool(
             updated(server.models, at, uploads.theta),
-            server.age.index_fill(0, at, round.index),
+            server.uploaded.index_fill(0, at, True),
             updated(server.ranks, at, uploads.ranks),
         )
 

@@ -38,7 +38,7 @@ class Pool(NamedTuple):
     """The server: the last upload of every client."""
 
     models: Tensor  # [K, P]
-    age: Tensor  # [K] the round of the upload, -1 before the first
+    uploaded: Tensor  # [K] whether the client has uploaded
     shares: Tensor  # [K, K] each client's last shares
     start: Tensor  # [P] the common start
 
@@ -66,11 +66,9 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
     Fields:
         distance: divide w_n by the distance between Ā_{−n} and Ā: ``none`` (as printed), ``l2``,
             ``l1`` (public code) or ``sq_l2``.
-        pool: averages are over ``all_uploaded`` models or only over those of the ``last_round``.
     """
 
     distance: Literal["none", "l2", "l1", "sq_l2"] = "none"
-    pool: Literal["all_uploaded", "last_round"] = "all_uploaded"
 
     title: ClassVar[str] = "FedFomo-MA"
     private = Declaration(leaves="what validation losses decide: its shares of the others")
@@ -84,13 +82,12 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
     def init(self, problem: Problem) -> tuple[Pool, tuple[()]]:
         K = problem.population
         alone = torch.eye(K, dtype=problem.dtype, device=problem.device)
-        nobody = torch.full((K,), -1, device=problem.device)
+        nobody = torch.zeros(K, dtype=torch.bool, device=problem.device)
         return Pool(rows(problem.start, K), nobody, alone, problem.start), ()
 
     def download(self, server: Pool, round: Round) -> Bank:
         """The average in slot 0, and the average without client n in slot 1 + n."""
-        oldest = round.index - 1 if self.pool == "last_round" else 0
-        there = ((server.age >= oldest) & (server.age >= 0)).nonzero().flatten()
+        there = server.uploaded.nonzero().flatten()
         count, everybody = len(round.clients), torch.arange(round.population, device=there.device)
         slot = torch.full((round.population + 1,), -1, device=there.device)
         slot[0] = 0
@@ -131,7 +128,7 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         at = round.clients
         return server._replace(
             models=server.models.index_copy(0, at, uploads.theta),
-            age=server.age.index_fill(0, at, round.index),
+            uploaded=server.uploaded.index_fill(0, at, True),
             shares=server.shares.index_copy(0, at, uploads.shares),
         )
 

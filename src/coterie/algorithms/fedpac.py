@@ -36,7 +36,7 @@ from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative
 from ..core.rows import Rows, updated
 from ..core.tree import Tree
-from .features import average_of, entrance
+from .features import average_of, class_shares, entrance
 from .fedavg import Update, Weighting, average
 from .lgfedavg import parts
 from .pfedgraph import simplex
@@ -140,13 +140,9 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
         at, door = parts(client.model, 1), entrance(client.model, 1, "fedpac")
         w, C = at.join(received.head, received.body), len(received.means)
 
-        def classes(batch: Batch) -> Tensor:
-            y = batch.y if client.classes else torch.zeros_like(batch.y, dtype=torch.int64)
-            each = (y[..., None] == torch.arange(C, device=y.device)).to(w.dtype)
-            return each.flatten(1, -2).mean(1) if each.dim() > 2 else each
-
         def statistics(batch: Batch) -> Tensor:
-            f, each = door.features(client, w, batch)[1], classes(batch)
+            f = door.features(client, w, batch)[1]
+            each = class_shares(client, batch, C, w.dtype)
             products = (each[:, :, None] * f[:, None]).flatten(1)
             return torch.cat([each, products, (f * f).sum(1, keepdim=True)], 1)
 
@@ -156,15 +152,14 @@ class FedPAC(Algorithm[Server, Sent, Up, tuple[()]]):
 
         def aligned(w: Tensor, batch: Batch) -> Tensor:
             output, f = door.features(client, w, batch)
-            each = classes(batch) * received.known
+            each = class_shares(client, batch, C, w.dtype) * received.known
             apart = ((f - each @ received.means) ** 2).mean(1) * each.sum(1)
             return mean(client.losses_of(output, batch), batch.mask) + self.lam * mean(
                 apart, batch.mask
             )
 
-        head = torch.zeros(w.shape, dtype=torch.bool, device=w.device).index_fill(0, at.upper, True)
-        w = client.tuned(epochs=self.head_epochs, batches="head").train(w, only=head)
-        w = client.train(w, loss=aligned, only=~head)
+        w = client.tuned(epochs=self.head_epochs, batches="head").train(w, only=at.is_upper)
+        w = client.train(w, loss=aligned, only=~at.is_upper)
         update = Update(w[at.lower], client.size)
         return Up(update, w[at.upper], found[:C], moments, variance), ()
 

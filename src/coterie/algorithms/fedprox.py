@@ -3,7 +3,13 @@
     θ_i minimises F_i(w) + (μ/2)‖w − θ‖²,   θ frozen
     θ⁺ = θ + η_g Σ_i p_i (θ_i − θ)
 
-Travels: as FedAvg. Stable only while ημ < 2 (1 + momentum); other settings are refused.
+Travels: as FedAvg.
+
+Notes:
+    The paper draws clients in proportion to their samples and averages uniformly; here clients are
+    drawn uniformly and weighed by samples, as in FedAvg. It lets each client solve its problem as
+    far as it can; here all take the recipe's steps.
+    Stable only while ημ < 2 (1 + momentum); other settings are refused.
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,6 @@ Notes:
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from ..core.client import Client
@@ -50,7 +49,5 @@ class FedRep(PersonalHead):
         return 2  # of the head and of the base
 
     def trained(self, client: Client, w: Tensor, at: Parts) -> Tensor:
-        head = torch.zeros(w.shape, dtype=torch.bool, device=w.device)
-        head = head.index_fill(0, at.upper, True)
-        w = client.tuned(epochs=self.head_epochs, batches="head").train(w, only=head)
-        return client.tuned(epochs=self.base_epochs).train(w, only=~head)
+        w = client.tuned(epochs=self.head_epochs, batches="head").train(w, only=at.is_upper)
+        return client.tuned(epochs=self.base_epochs).train(w, only=~at.is_upper)

@@ -4,6 +4,8 @@
 
 The rest is as in FedAMP; α_k enters only through the proximal coefficient.
 
+Travels: as FedAMP.
+
 Notes:
     P5's σ is in an appendix that we could not read (reading P5-4), and models that share a start
     have cosines so close to one that any published σ gives equal weights on label skew.
@@ -24,7 +26,7 @@ from ..core.algorithm import Round, check_pull
 from ..core.mixing import cosines
 from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
-from .attention import Attentive, Uploads, Weigh, median_of
+from .attention import Attentive, median_of
 from .fedamp import FedAMP
 
 
@@ -56,20 +58,11 @@ class HeurFedAMP(Attentive):
 
     bibtex: ClassVar[str] = FedAMP.bibtex
 
-    def _weigh(self, server: Uploads, round: Round) -> Weigh:
-        """A function that computes the weights ξ between some clients in this round."""
-
-        def weigh(members: Tensor) -> Tensor:
-            own = 1 / len(members) if self.self_weight == "auto" else self.self_weight
-            cosine = cosines(round.trainable(server.models[members]))
-            return heuristic_attention(cosine, self._sigma(cosine), own)
-
-        return weigh
-
-    def _sigma(self, cosine: Tensor) -> Tensor | float:
-        if self.sigma == "median":
-            return 1 / (self.sigma_factor * median_of(1 - cosine))
-        return self.sigma
+    def attention(self, models: Tensor, round: Round) -> Tensor:
+        own = 1 / len(models) if self.self_weight == "auto" else self.self_weight
+        cosine, sigma = cosines(models), self.sigma
+        sharp = 1 / (self.sigma_factor * median_of(1 - cosine)) if sigma == "median" else sigma
+        return heuristic_attention(cosine, sharp, own)
 
     def check(self, problem: Problem, rounds: int) -> None:
         check_pull(problem, rounds, "heurfedamp.prox", self.prox)

@@ -16,7 +16,7 @@ Notes:
     groups and at most half as many as there are clients; the paper has k given.
     ``redraw`` draws independent models and, as the authors' code, draws again until every model
     attracts a ``min_share`` of the clients. Only clients see data, so each draw costs a round;
-    after ``draws`` draws the last is kept. ``perturb`` adds noise to the common start.
+    after ``draws`` draws the last is kept.
     Models are averaged; the paper's other form averages gradients.
 """
 
@@ -27,13 +27,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import random
-from ..core.algorithm import Algorithm, Mixture, Round, Traits, single
+from ..core.algorithm import Algorithm, Mixture, Round, single
 from ..core.client import Client
 from ..core.mixing import cosines, last_applied, nobody_yet, noted, shares_within
 from ..core.privacy import Declaration
 from ..core.problem import Problem
-from ..core.ranges import Auto, Few, NotNegative, Share
+from ..core.ranges import Auto, Few, Share
 from ..core.rows import Rows, updated
 from ..core.tree import Bank, Tree
 from ..errors import ConfigError
@@ -81,19 +80,15 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
 
     Fields:
         k: number of models; ``auto`` lets ``pretrain`` decide.
-        start: ``pretrain``, ``redraw`` or ``perturb``.
+        start: ``pretrain`` or ``redraw``.
         min_share: with ``redraw``, the share of clients that every model must attract.
         draws: with ``redraw``, the largest number of draws.
-        perturb_scale: with ``perturb``, the noise in units of the parameters' root mean square.
-        choose_on: data on which clients choose, ``train`` or ``val``.
     """
 
     k: Few | Auto = "auto"
-    start: Literal["pretrain", "redraw", "perturb"] = "pretrain"
+    start: Literal["pretrain", "redraw"] = "pretrain"
     min_share: Share = 0.1
     draws: Few = 5
-    perturb_scale: NotNegative = 0.1
-    choose_on: Literal["train", "val"] = "train"
     weighting: Weighting = "samples"
 
     paper: ClassVar[str] = (
@@ -114,10 +109,6 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
                 "(1 or more), or take start = 'pretrain'"
             )
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(uses_validation=self.choose_on == "val")
-
     def init(self, problem: Problem) -> tuple[Models, tuple[()]]:
         start, K = problem.start, problem.population
         nobody = torch.full((K,), -1, device=problem.device)
@@ -126,27 +117,8 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         if self.start == "pretrain" or self.k == "auto":
             unheard = start.new_zeros(1).expand(K, len(start))
             return Models(start[None], nobody, none, unheard, problem.sizes, applied), ()
-        theta, spare = self._drawn(problem, self.k)
-        return Models(theta, nobody, spare, none[:, 0], problem.sizes, applied), ()
-
-    def _drawn(self, problem: Problem, k: int) -> tuple[Tensor, Tensor]:
-        """The first models, and the draws that may replace them."""
-        if self.start == "perturb":
-            theta = self._perturbed(problem, k)
-            return theta, theta.new_zeros(0, *theta.shape)
-        drawn = torch.stack([problem.starts(k, draw) for draw in range(self.draws)])
-        return drawn[0], drawn[1:]
-
-    def _perturbed(self, problem: Problem, k: int) -> Tensor:
-        """The common start and k − 1 noisy copies of it; buffers are not changed."""
-        trained = problem.start[: problem.model.parameters]
-        place = torch.arange(len(trained), device=problem.device)
-        copies = torch.arange(k, device=problem.device)[:, None]
-        noise = random.normal(problem.seed, "perturb", copies, place).to(problem.dtype)
-        noise = noise * self.perturb_scale * trained.square().mean().sqrt()
-        theta = problem.start.repeat(k, 1)
-        theta[1:, : len(trained)] += noise[1:]
-        return theta
+        drawn = torch.stack([problem.starts(self.k, draw) for draw in range(self.draws)])
+        return Models(drawn[0], nobody, drawn[1:], none[:, 0], problem.sizes, applied), ()
 
     def download(self, server: Models, round: Round) -> Bank:
         k = torch.arange(len(server.theta), device=server.theta.device)
@@ -156,7 +128,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
     def choose(self, client: Client, received: Bank) -> tuple[Tensor, Tensor]:
         """The model that fits best, and its number."""
         models, _ = received.rows()
-        best = client.map(lambda w: client.loss(w, self.choose_on), models).argmin()
+        best = client.map(lambda w: client.loss(w, "train"), models).argmin()
         return models[best], best
 
     def local(self, client: Client, received: Bank, state: tuple[()]) -> tuple[Pick, tuple[()]]:

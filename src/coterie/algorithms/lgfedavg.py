@@ -1,7 +1,7 @@
 """LG-FedAvg: every client has its own lower layers, and all clients share the upper layers.
 
     w_i = (own lower layers, global upper layers);   w_i ← LocalTrain(w_i)     all layers together
-    upper ← Σ_i p_i upper_i                                                    on the server
+    upper ← upper + Σ_i p_i (upper_i − upper)                                  on the server
 
 Travels: the upper layers, both ways. The lower layers never leave the client.
 
@@ -10,8 +10,7 @@ Notes:
     ``global_layers = "auto"`` is the last two, and all but one in a network of fewer than three
     layers; a network of a single layer shares nothing. The server averages uniformly, as the
     authors' code does.
-    The authors start from a trained FedAvg model: ``pretrain_rounds`` (ours: 0), in which the whole
-    model travels. Afterwards every client receives the pretrained lower layers once.
+    The authors start from a trained FedAvg model; here clients start at the common point.
     Batch-norm statistics belong to their layer, a weight that two layers share to the later one.
 """
 
@@ -28,7 +27,6 @@ from ..core.flat import FlatModel
 from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Auto, CountOrZero, MinLen
-from ..core.tree import Bank
 from .fedavg import Update, Weighting, average
 
 Layers = CountOrZero | Annotated[tuple[str, ...], MinLen(1)]  # the number of last layers, or names
@@ -40,6 +38,11 @@ class Parts(NamedTuple):
     upper: Tensor  # positions of the upper part
     lower: Tensor  # all other positions
     order: Tensor  # the index of each position of the vector in (upper, lower)
+
+    @property
+    def is_upper(self) -> Tensor:
+        """Whether each position belongs to the upper part ``[P]``."""
+        return torch.zeros_like(self.order, dtype=torch.bool).index_fill(0, self.upper, True)
 
     def join(self, upper: Tensor, lower: Tensor) -> Tensor:
         """The whole vector."""
@@ -61,41 +64,20 @@ def parts(model: FlatModel, upper: Layers) -> Parts:
     return Parts(at, rest, torch.cat([at, rest]).argsort())
 
 
-class Shared(NamedTuple):
-    """The server."""
-
-    upper: Tensor  # [s]
-    lower: Tensor  # [P - s] the pretrained lower layers
-    begun: Tensor  # [K] whether the client has lower layers of its own
-
-
-class Down(NamedTuple):
-    upper: Tensor  # [s]
-    lower: Bank  # one slot: the pretrained lower layers, for a client that has none of its own
-
-
-class Up(NamedTuple):
-    upper: Tensor  # [s]
-    lower: Tensor  # [P - s] while pretraining, then [0]
-    size: Tensor  # []
-
-
 class Own(NamedTuple):
     lower: Tensor  # [P - s]
 
 
 @dataclass(frozen=True)
-class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
+class LGFedAvg(Algorithm[Tensor, Tensor, Update, Own]):
     """Local representations, global upper layers.
 
     Fields:
         global_layers: the layers that are shared: the number of last layers, or names; ``auto`` is
             the last two, as long as one stays local.
-        pretrain_rounds: rounds of FedAvg on the whole model before the parts are separated.
     """
 
     global_layers: Layers | Auto = "auto"
-    pretrain_rounds: CountOrZero = 0
     weighting: Weighting = "uniform"
 
     title: ClassVar[str] = "LG-FedAvg"
@@ -111,45 +93,23 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         layers = self.global_layers
         return parts(model, min(2, len(model.layers()) - 1) if layers == "auto" else layers)
 
-    def trace_key(self, index: int, horizon: int) -> bool:
-        """Whether the round is one of pretraining, in which the whole model is shared."""
-        return index < self.pretrain_rounds
-
-    def init(self, problem: Problem) -> tuple[Shared, Own]:
+    def init(self, problem: Problem) -> tuple[Tensor, Own]:
         upper, lower, _ = self._parts(problem.model)
-        begun = torch.full((problem.population,), self.pretrain_rounds == 0, device=problem.device)
-        own = Own(rows(problem.start[lower], problem.population))
-        return Shared(problem.start[upper], problem.start[lower], begun), own
+        return problem.start[upper], Own(rows(problem.start[lower], problem.population))
 
-    def download(self, server: Shared, round: Round) -> Down:
-        """The upper layers; the lower ones only to clients that have none of their own."""
-        slot = torch.where(server.begun[round.clients], -1, 0)[:, None]
-        lower = Bank(server.lower[None], slot, slot)
-        return Down(rows(server.upper, len(round.clients)), lower)
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        return rows(server, len(round.clients))
 
-    def _lower(self, received: Down, state: Own) -> Tensor:
-        sent, present = received.lower.rows()
-        return torch.where(present, sent[0], state.lower)
-
-    def local(self, client: Client, received: Down, state: Own) -> tuple[Up, Own]:
+    def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
         upper, lower, _ = at = self._parts(client.model)
-        w = client.train(at.join(received.upper, self._lower(received, state)))
-        pretraining = self.trace_key(client.round, client.horizon)
-        sent = w[lower] if pretraining else w.new_zeros(0)
-        return Up(w[upper], sent, client.size), Own(w[lower])
+        w = client.train(at.join(received, state.lower))
+        return Update(w[upper], client.size), Own(w[lower])
 
-    def aggregate(self, server: Shared, uploads: Up, round: Round) -> Shared:
-        def mean(old: Tensor, new: Tensor) -> Tensor:
-            return average(old, Update(new, uploads.size), self.weighting, 1.0)
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        return average(server, uploads, self.weighting, 1.0)
 
-        upper = mean(server.upper, uploads.upper)
-        if round.index < self.pretrain_rounds:
-            return server._replace(upper=upper, lower=mean(server.lower, uploads.lower))
-        return server._replace(upper=upper, begun=server.begun.index_fill(0, round.clients, True))
-
-    def predictor(self, client: Client, served: Down, state: Own) -> Mixture:
-        at = self._parts(client.model)
-        return single(at.join(served.upper, self._lower(served, state)))
+    def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
+        return single(self._parts(client.model).join(served, state.lower))
 
     def check(self, problem: Problem, rounds: int) -> None:
         self._parts(problem.model)

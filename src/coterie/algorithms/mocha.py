@@ -14,15 +14,12 @@ Notes:
     (reading B-3), by local training on the penalised loss.
     The columns are all K clients. A client that has not taken part yet has the common start as its
     column, and a learned Ω leaves it out: untrained models are equal without being related.
-    ``lg_code`` is the Ω of the code that P1 used, for replication only: a constant matrix, so that
-    the penalty (1 − 1/K)² ‖Σ_i w_i‖² pulls the *sum* of the models to zero, scaled by a power of
-    ten of the model's size, on whole blocks of 4000 parameters only.
+    The code that P1 used has a constant matrix for Ω, which pulls the *sum* of the models to zero.
     Explicit steps are stable while η (2λ_1 Ω_ii + 2λ_2) < 2; other settings are refused. A learned
     Ω would break that wherever models nearly coincide (the original's eigenvalue floor is 1e-7), so
     the eigenvalues of Σ are also kept at or above 2ηλ_1.
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -36,8 +33,6 @@ from ..core.privacy import Declaration
 from ..core.problem import Problem
 from ..core.ranges import Count, NotNegative, Positive
 from ..errors import ConfigError
-
-BLOCK = 4000  # of the code that P1 used
 
 
 class Columns(NamedTuple):
@@ -74,11 +69,6 @@ def learned_omega(products: Tensor, floor: float) -> Tensor:
     return omega
 
 
-def lg_scale(parameters: int) -> float:
-    """The factor on the regulariser in the code that P1 used."""
-    return 10.0 ** -(math.floor(math.log10(parameters) + 1) + 1)
-
-
 def tied(w: Tensor, ties: Ties, lam1: Tensor | float, lam2: Tensor | float) -> Tensor:
     """The penalty of column i: ``λ_1 (Ω_ii ‖w‖² + 2 w·c_i) + λ_2 ‖w‖²``."""
     square = (w * w).sum()
@@ -92,14 +82,14 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
     Fields:
         lam1: strength λ_1 of the ties; P1 searches 0.001, 0.01, 0.1.
         lam2: weight decay λ_2 of all models.
-        omega: how tasks are related: ``mean``, ``learned``, or ``lg_code`` for replication.
+        omega: how tasks are related: ``mean`` or ``learned``.
         omega_every: rounds between two updates of a learned Ω.
         floor: smallest eigenvalue of Σ; explicit steps may need a larger one, see Notes.
     """
 
     lam1: NotNegative = 0.01
     lam2: NotNegative = 0.0
-    omega: Literal["mean", "learned", "lg_code"] = "mean"
+    omega: Literal["mean", "learned"] = "mean"
     omega_every: Count = 1
     floor: Positive = 1e-7
 
@@ -113,14 +103,10 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
     def init(self, problem: Problem) -> tuple[Columns, Own]:
         K = problem.population
         W = rows(problem.start, K)
-        if self.omega == "mean":
-            omega = mean_omega(K)
-        elif self.omega == "learned":  # Σ = I/K
-            omega = torch.eye(K, dtype=torch.float64) / max(
-                1 / K, self._floor(problem.recipe.rate(0))
-            )
-        else:
-            omega = torch.full((K, K), (1 - 1 / K) ** 2, dtype=torch.float64)
+        omega = mean_omega(K)
+        if self.omega == "learned":  # Σ = I/K
+            sigma = max(1 / K, self._floor(problem.recipe.rate(0)))
+            omega = torch.eye(K, dtype=torch.float64) / sigma
         nobody = torch.zeros(K, dtype=torch.bool, device=problem.device)
         return Columns(W, omega.to(problem.device), nobody), Own(W)
 
@@ -130,14 +116,13 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
     def download(self, server: Columns, round: Round) -> Ties:
         mine = server.omega[round.clients].clone()
         own = mine.gather(1, round.clients[:, None]).squeeze(1)
-        self._refuse(float(own.max()), round.index, round.lr, round.parameters)
+        self._refuse(float(own.max()), round.index, round.lr)
         others = mix(mine.scatter(1, round.clients[:, None], 0.0), server.W)
         return Ties(others, own.to(others.dtype))
 
-    def _refuse(self, largest: float, index: int, lr: float, parameters: int) -> None:
+    def _refuse(self, largest: float, index: int, lr: float) -> None:
         """Refuse a learning rate whose step overshoots when the largest Ω_ii is ``largest``."""
-        lam1 = self.lam1 * lg_scale(parameters) if self.omega == "lg_code" else self.lam1
-        rate = lr * 2 * (lam1 * largest + self.lam2)
+        rate = lr * 2 * (self.lam1 * largest + self.lam2)
         if rate >= 2:
             raise ConfigError(
                 f"mocha: lr * (2 lam1 Ω_ii + 2 lam2) is {rate:g} in round {index} and must "
@@ -145,11 +130,12 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
             )
 
     def local(self, client: Client, received: Ties, state: Own) -> tuple[Tensor, Own]:
-        reach, lam1 = client.model.parameters, self.lam1
-        if self.omega == "lg_code":
-            lam1, reach = lam1 * lg_scale(reach), reach - reach % BLOCK
-        ties = received._replace(others=received.others[:reach])
-        w = client.train(state.w, penalty=lambda w: tied(w[:reach], ties, lam1, self.lam2))
+        ties = received._replace(others=client.trainable(received.others))
+
+        def penalty(w: Tensor) -> Tensor:
+            return tied(client.trainable(w), ties, self.lam1, self.lam2)
+
+        w = client.train(state.w, penalty=penalty)
         return w, Own(w)
 
     def aggregate(self, server: Columns, uploads: Tensor, round: Round) -> Columns:
@@ -170,4 +156,4 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         largest = float(self.init(problem)[0].omega.diagonal().max())
         for index in range(rounds):
             known = largest if index == 0 or self.omega != "learned" else 0.0
-            self._refuse(known, index, problem.recipe.rate(index), problem.model.parameters)
+            self._refuse(known, index, problem.recipe.rate(index))

@@ -35,7 +35,7 @@ from ..core.mixing import mix, shares
 from ..core.tree import Bank
 from ..errors import ConfigError
 from .apfl import APFL
-from .attention import TINY, Attentive, Uploads
+from .attention import TINY, Attentive
 from .cfl import Dividing
 from .circle import Circle
 from .cobo import CoBo
@@ -156,9 +156,7 @@ def _attention(algorithm: Attentive, client: Client, finals: Finals) -> Joined:
     for index in range(ROUNDS):
         w = client.tuned(batches=f"join {index}").train(u)
         models = torch.cat([finals.own, w[None]])
-        everybody = torch.arange(len(models))
-        server = Uploads(models, everybody >= 0, finals.start, models.new_zeros(0, len(models)))
-        xi = algorithm._weigh(server, finals.round)(everybody)[-1]
+        xi = algorithm.attention(finals.round.trainable(models), finals.round)[-1]
         u, parts = mix(xi, models), xi[:-1] + xi[-1] * parts  # w was trained from u
     return Joined(xi[:-1], single(u), parts)
 

@@ -43,13 +43,13 @@ from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
 from ..core.tree import Tree
 from ..errors import ConfigError
+from .features import average_of
 from .fedavg import ServerLr, Update, Weighting, average
 from .fedprox import proximal
 
 Custom = Callable[[Client, Tensor, Tensor, Batch], Tensor]  # D(client, C, G, batch)
 Personal = Literal["kd", "ewc", "proximal"]
 Checkpoint = Literal["last", "best_federated_validation"]
-Shipped = Literal["constant", "fedprox", "half_kd", "half_ewc"]
 
 
 class Phase(NamedTuple):
@@ -128,12 +128,12 @@ def personal_training(
 
 def taught_loss(client: Client, w: Tensor, G: Tensor, mu: float, terms: Terms) -> Tensor:
     """``mu · CE + (1 − mu) · distillation`` on all training data, in evaluation mode."""
-    total, count = w.new_zeros(()), w.new_zeros(())
-    for block in client.blocks("train"):
-        each = mu * client.losses(w, block) + (1 - mu) * losses(client, w, G, block, terms)
-        inside = torch.ones_like(each) if block.mask is None else block.mask
-        total, count = total + (each * inside).sum(), count + inside.sum()
-    return total / count.clamp(min=1)
+
+    def each(block: Batch) -> Tensor:
+        own = mu * client.losses(w, block) + (1 - mu) * losses(client, w, G, block, terms)
+        return own[:, None]
+
+    return average_of(client, each)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,10 +278,9 @@ class PaFL(Personalising):
     """Personalisation-aware averaging with any schedule.
 
     Fields:
-        schedule: ``constant`` adds the loss ``personal`` in every round, ``fedprox`` the proximal
-            term, ``half_kd`` and ``half_ewc`` are the paper's; from Python also any function of
-            (t, T) that returns (μ, D).
-        mu: weight μ of the cross-entropy in ``constant`` and ``fedprox``; 1 is FedAvg.
+        schedule: ``constant`` has the loss ``personal`` in every round; from Python also any
+            function of (t, T) that returns (μ, D).
+        mu: weight μ of the cross-entropy in ``constant``; 1 is FedAvg.
         personal: the loss D of ``constant``: ``kd``, ``ewc`` or ``proximal`` (½‖C − G‖²).
         tau: temperature τ of the distillation.
         alpha: weight α of the distillation.
@@ -291,7 +290,7 @@ class PaFL(Personalising):
         fisher_data: ``server_aux``, ``client_train``, ``aggregate`` or ``auto``.
     """
 
-    schedule: Shipped | Schedule = "constant"
+    schedule: Literal["constant"] | Schedule = "constant"
     mu: Share = 0.5
     personal: Personal = "kd"
     tau: Positive = 6.0
@@ -306,11 +305,7 @@ class PaFL(Personalising):
     def phase(self, t: int, horizon: int) -> Phase:
         if callable(self.schedule):
             return Phase(*self.schedule(t, horizon))
-        if self.schedule == "half_kd":
-            return halved(t, horizon, "kd")
-        if self.schedule == "half_ewc":
-            return halved(t, horizon, "ewc")
-        return Phase(self.mu, "proximal" if self.schedule == "fedprox" else self.personal)
+        return Phase(self.mu, self.personal)
 
     @property
     def options(self) -> Options:

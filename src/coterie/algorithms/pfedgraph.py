@@ -12,7 +12,7 @@ Notes:
     A cosine above 0.9 counts as 1, as in public code. Nothing is inferred before the first upload:
     round 0 trains the common start with λ = 0.
     Public code in four frameworks *adds* λ cos, which pushes a client away from its collaborators;
-    Eq. 3 subtracts it, and so do we (reading B-13). ``sign = "code"`` is the other.
+    Eq. 3 subtracts it, and so do we (reading B-13).
     In a round the graph is formed over the clients that replied; an absent client keeps its u_i.
 """
 
@@ -87,13 +87,11 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
     Fields:
         alpha: how much the weights keep to the shares of samples; the larger, the nearer to FedAvg.
         lam: strength λ of the pull towards the collaborators' direction.
-        sign: ``paper`` pulls towards them, ``code`` pushes away, as public code does.
         predict_with: the client's ``own`` trained model, or its newest mixture (``cloud``).
     """
 
     alpha: Positive = 0.8
     lam: NotNegative = 0.01
-    sign: Literal["paper", "code"] = "paper"
     predict_with: Literal["own", "cloud"] = "own"
 
     title: ClassVar[str] = "pFedGraph"
@@ -112,11 +110,9 @@ class PFedGraph(Algorithm[Graph, Sent, Update, Own]):
         return Sent(server.u[round.clients], server.v[round.clients])
 
     def local(self, client: Client, received: Sent, state: Own) -> tuple[Update, Own]:
-        strength = -self.lam if self.sign == "paper" else self.lam
-
         def pull(w: Tensor) -> Tensor:
             x = client.trainable(w)
-            return strength * (x @ received.v) / (x @ x).clamp(min=TINY).sqrt()
+            return -self.lam * (x @ received.v) / (x @ x).clamp(min=TINY).sqrt()
 
         w = client.train(received.u, penalty=pull)
         return Update(w, client.size), Own(w)

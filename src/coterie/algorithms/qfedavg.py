@@ -85,8 +85,20 @@ def q_step(
     return w + mix(q_weights(squares, losses, shares, q, lr), change)
 
 
+class ByLoss(OneModel[Measured]):
+    """Base class of methods that weigh clients by their loss of the received model."""
+
+    private = Declaration(leaves="the number of samples and the training loss")
+
+    def local(
+        self, client: Client, received: Tensor, state: tuple[()]
+    ) -> tuple[Measured, tuple[()]]:
+        """Train, and measure the received model on all training data."""
+        return Measured(client.train(received), client.size, client.loss(received, "train")), ()
+
+
 @dataclass(frozen=True)
-class QFedAvg(OneModel[Measured]):
+class QFedAvg(ByLoss):
     """Fair averaging by powers of the loss.
 
     Fields:
@@ -106,12 +118,6 @@ class QFedAvg(OneModel[Measured]):
   title={Fair Resource Allocation in Federated Learning},
   author={Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},
   booktitle={ICLR}, year={2020}}"""
-    private = Declaration(leaves="the number of samples and the training loss")
-
-    def local(
-        self, client: Client, received: Tensor, state: tuple[()]
-    ) -> tuple[Measured, tuple[()]]:
-        return measured(client, received), ()
 
     def aggregate(self, server: Tensor, uploads: Measured, round: Round) -> Tensor:
         p = shares(uploads.size, self.weighting)
@@ -120,8 +126,3 @@ class QFedAvg(OneModel[Measured]):
             return server + self.server_lr * mean_move(omega, uploads.w, server)
         w = q_step(server, uploads.w, uploads.loss, p, self.q, round.lr, round.parameters)
         return server + self.server_lr * (w - server)
-
-
-def measured(client: Client, received: Tensor) -> Measured:
-    """The received model's loss on all training data, and the model after training."""
-    return Measured(client.train(received), client.size, client.loss(received, "train"))

@@ -24,12 +24,10 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Round
-from ..core.client import Client
 from ..core.mixing import mix, shares
-from ..core.privacy import Declaration
 from ..core.ranges import Number
-from .fedavg import OneModel, ServerLr, Weighting
-from .qfedavg import Measured, measured
+from .fedavg import ServerLr, Weighting
+from .qfedavg import ByLoss, Measured
 
 
 def tilted_shares(losses: Tensor, shares: Tensor, t: float) -> Tensor:
@@ -48,7 +46,7 @@ def tilted_shares(losses: Tensor, shares: Tensor, t: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TERM(OneModel[Measured]):
+class TERM(ByLoss):
     """Tilted empirical risk minimisation.
 
     Fields:
@@ -64,12 +62,6 @@ class TERM(OneModel[Measured]):
   title={Tilted Empirical Risk Minimization},
   author={Li, Tian and Beirami, Ahmad and Sanjabi, Maziar and Smith, Virginia},
   booktitle={ICLR}, year={2021}}"""
-    private = Declaration(leaves="the number of samples and the training loss")
-
-    def local(
-        self, client: Client, received: Tensor, state: tuple[()]
-    ) -> tuple[Measured, tuple[()]]:
-        return measured(client, received), ()
 
     def aggregate(self, server: Tensor, uploads: Measured, round: Round) -> Tensor:
         omega = tilted_shares(uploads.loss, shares(uploads.size, self.weighting), self.t)

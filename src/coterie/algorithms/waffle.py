@@ -39,9 +39,8 @@ from ..core.client import Client
 from ..core.mixing import mix
 from ..core.privacy import Declaration, Query
 from ..core.problem import Problem
-from ..core.ranges import Interval, Number
+from ..core.ranges import Interval
 from ..core.tree import Bank, Tree
-from ..errors import ConfigError
 from .erosion import (
     Requesters,
     accept,
@@ -80,13 +79,13 @@ class Kept(NamedTuple):
     c: Tensor  # [R, P] the agent's control for every requester
 
 
-def schedule(r: float, horizon: int, slope: float, offset: float = 0) -> float:
+def schedule(r: float, horizon: int, slope: float) -> float:
     """The schedules Ω and Ψ: from near 1 to near 0, with 1/2 in the middle of the run.
 
     >>> [round(schedule(r, 100, 3.2), 3) for r in (1, 50, 100)]
     [0.958, 0.5, 0.039]
     """
-    turn = slope * ((r + offset) / (horizon / 2) - 1)
+    turn = slope * (r / (horizon / 2) - 1)
     return 1 / (1 + math.exp(min(turn, 700.0)))  # Eq. 4; never 0, which would leave no weight
 
 
@@ -126,13 +125,11 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
     Fields:
         requesters: the clients (numbers from 0) that get a model of their own, or ``all``.
         slope: ΔΩ, how abruptly the weights move from all agents to the requester.
-        offset: rounds by which the schedule is ahead (or, negative, behind).
         distance: vectors compared: the agents' ``update`` Δy_i or their mean ``gradient`` c_i⁺.
     """
 
     requesters: Requesters = "all"
     slope: Annotated[float, Interval(ge=0, le=100)] = 3.2
-    offset: Number = 0.0
     server_lr: ServerLr = 1.0
     distance: Literal["update", "gradient"] = "update"
 
@@ -219,7 +216,7 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         fine = self._counts(round.trainable(dy), at) & self._counts(compared, at)
         kept = fine.nonzero().flatten()
         present, me = round.clients[kept], int((kept < at).sum())  # me: index among those kept
-        turn = schedule(r, R, self.slope, self.offset)  # Ω and Ψ
+        turn = schedule(r, R, self.slope)  # Ω and Ψ
         found = calc_weights(distances_to(me, compared[kept]), me, turn, turn)
         raw = torch.zeros_like(previous).index_copy(0, present, found)
         smoothed, raw = smooth(raw, previous, before, r, R, int(round.clients[at]))
@@ -240,10 +237,4 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return full_rows(server.weights, requesting(self.requesters, round.population))
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse requesters that do not exist and a schedule that lies outside the run."""
         requesting(self.requesters, problem.population)
-        if abs(self.offset) > rounds:
-            raise ConfigError(
-                f"waffle.offset: found {self.offset:g} in a run of {rounds} rounds; expected a "
-                f"number from {-rounds} to {rounds}"
-            )

@@ -189,7 +189,7 @@ class Trial:
         *,
         rounds: int = ROUNDS,
         participation: float = 0.5,
-        evaluate_every: int = 1,
+        evaluate_every: int = ROUNDS,
         guarded: bool = True,
         begin: Begin | None = None,
     ) -> list[Record]:
