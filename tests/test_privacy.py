@@ -47,6 +47,13 @@ def grouped() -> nn.Module:
     )
 
 
+def rowwise() -> nn.Module:
+    """Linear layers at six positions: one of many weights, and one of few."""
+    return nn.Sequential(
+        nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2), nn.Flatten(), nn.Linear(12, 3)
+    )
+
+
 class Shared(nn.Module):
     """A network that uses one layer twice: its samples are computed one by one."""
 
@@ -60,7 +67,8 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("factory", "ghostly"), [(mlp, True), (cnn, True), (grouped, True), (Shared, False)]
+    ("factory", "ghostly"),
+    [(mlp, True), (cnn, True), (grouped, True), (rowwise, True), (Shared, False)],
 )
 def test_clipped_sums_are_those_of_explicit_gradients_of_each_sample(factory, ghostly):
     on, _ = private(FedAvg(), factory=factory)
