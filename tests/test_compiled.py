@@ -5,10 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
+from coterie.algorithms.fedavg import FedAvg
 from coterie.compiled.executor import Allocator, Executor
 from coterie.compiled.kernels import convolve, max_pool
 from coterie.core.calls import COMPILED, REPLAYED, scan
-from support import assert_close, with_a_compiler
+from coterie.core.policies import governed
+from coterie.core.privacy import Privacy
+from support import assert_close, backend_of, cnn, task, whole_round, with_a_compiler
 
 CLIENTS, STEPS = 3, 3
 
@@ -145,6 +148,20 @@ def test_layers_and_their_gradients_are_torchs(name, end, dtype):
 
     inputs = numbers(0, CLIENTS, length + filters), numbers(1, CLIENTS, 2, channels, *image)
     assert_compiled(one, *(leaf.to(dtype) for leaf in inputs))
+
+
+@with_a_compiler
+def test_private_steps_are_compiled():
+    """Clipped gradients of samples, of a convolution, its pool and a linear layer."""
+    on = task(FedAvg(), cnn, privacy=Privacy(noise=0.0, clip=0.3), merge=False)
+    made = governed(FedAvg(), on.problem)
+    server, states = made.init(on.problem)
+    round = whole_round(on)
+    asked = made, made.download(server, round), states, round
+    backend = backend_of("vmap", on, trace=True, compiled=True)
+    for a, b in zip(*(e.local(*asked)[0] for e in (backend, backend_of("loop", on))), strict=True):
+        assert_close(a, b, 1e-9)
+    assert {form.way for form in backend.forms} == {COMPILED}
 
 
 @with_a_compiler

@@ -59,10 +59,14 @@ def _ghost(layer: nn.Module, a: Tensor, d: Tensor, own: Parts) -> Ghost:
         a, d = a.reshape(len(a), -1, a.shape[-1]), d.reshape(len(d), -1, d.shape[-1])
         if d.shape[1] == 1 or _wide(layer, d.shape[1]):
             return _linear(a, d, own)
-    elif isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros":
-        if not isinstance(layer.padding, str) and _wide(layer, d[0, 0].numel()):
-            return _linear(_patches(layer, a).mT, d.flatten(2).mT, own)
+    if isinstance(layer, nn.Conv2d) and _plain(layer) and _wide(layer, d[0, 0].numel()):
+        return _linear(_patches(layer, a).mT, d.flatten(2).mT, own)
     return _explicit(layer, a, d, own)
+
+
+def _plain(layer: nn.Conv2d) -> bool:
+    zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return zeros and layer.groups == 1
 
 
 def _wide(layer: nn.Linear | nn.Conv2d, positions: int) -> bool:
