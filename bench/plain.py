@@ -12,7 +12,7 @@ WAFFLE is that of the method itself, because it is the same operations on the sa
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.nn.utils import vector_to_parameters
 
 from coterie.algorithms.fedavg import FedAvg
@@ -30,7 +29,7 @@ from coterie.algorithms.waffle import Waffle, Work
 from coterie.core.algorithm import AnyAlgorithm
 from coterie.data.simulation import Simulation
 from coterie.engines.process import settings
-from workloads import ClippedFedAvg, Steady
+from workloads import Steady
 
 Minibatches = list[tuple[Tensor, Tensor]]
 Order = Callable[[int], Tensor]  # a client's samples in the order of this epoch
@@ -152,38 +151,6 @@ class PlainFedAvg(Plain):
         return self.clients.average()
 
 
-class PlainClipped(Plain):
-    """FedAvg with clipped per-sample gradients, computed by ``torch.func``."""
-
-    def client(self, i: int) -> None:
-        """An epoch of clipped steps from the global model."""
-        self.clients.load(i, self.received[i])
-        module, rule = self.clients.modules[i], self.clients.rules[i]
-        named = {name: p.detach() for name, p in module.named_parameters()}
-        parameters = list(module.parameters())
-
-        def loss(named: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(functional_call(module, named, (x[None],)), y[None])
-
-        each = vmap(grad(loss), (None, 0, 0))
-        for x, y in self.clients.minibatches(i):
-            for p, g in zip(parameters, self._clipped(each(named, x, y), len(y)), strict=True):
-                p.grad = g
-            rule.step()
-
-    def _clipped(self, found: dict[str, Tensor], count: int) -> Iterator[Tensor]:
-        rows = [g.flatten(1) for g in found.values()]
-        lengths = torch.stack([row.norm(dim=1) for row in rows]).norm(dim=0)
-        clip = self.start.method.clip
-        scale = clip / lengths.clamp(min=clip) / count
-        for g, row in zip(found.values(), rows, strict=True):
-            yield (scale @ row).view(g.shape[1:])
-
-    def finish(self) -> Tensor:
-        """The average by samples."""
-        return self.clients.average()
-
-
 class PlainFedFomo(Plain):
     """Weigh the received models on validation data, mix, train."""
 
@@ -291,7 +258,6 @@ class PlainWaffle(Plain):
 
 PLAIN: dict[type[AnyAlgorithm], type[Plain]] = {
     FedAvg: PlainFedAvg,
-    ClippedFedAvg: PlainClipped,
     FedFomo: PlainFedFomo,
     FedeRiCo: PlainFedeRiCo,
     Waffle: PlainWaffle,

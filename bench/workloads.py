@@ -1,21 +1,16 @@
 """The workloads that are timed: one round of a method with one local epoch, on synthetic data."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.func import vmap
 
-from coterie.algorithms.fedavg import FedAvg, Update, average
+from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.waffle import Waffle
-from coterie.core.algorithm import AnyAlgorithm, GlobalModel, Round, round_of, rows
-from coterie.core.batches import Batch
-from coterie.core.client import Client
-from coterie.core.optim import Recipe, shortened
-from coterie.core.problem import Problem
+from coterie.core.algorithm import AnyAlgorithm, Round, round_of
+from coterie.core.optim import Recipe
 from coterie.core.tree import Tree
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate
@@ -24,55 +19,6 @@ from coterie.networks import registry
 
 CLASSES, FEW = 10, 10
 BEFORE, HORIZON = 2, 100  # rounds before the timed one, and of the whole run
-
-
-@dataclass(frozen=True)
-class ClippedFedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
-    """FedAvg whose steps follow the mean of clipped per-sample gradients: DP-SGD without noise.
-
-    Fields:
-        clip: the longest gradient of one sample.
-    """
-
-    clip: float = 1.0
-
-    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
-        """The common start; clients keep nothing."""
-        return problem.start, ()
-
-    def download(self, server: Tensor, round: Round) -> Tensor:
-        """The global model."""
-        return rows(server, len(round.clients))
-
-    def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train the received model."""
-
-        def step(carry: tuple[Tensor, Tree], batch: Batch) -> tuple[Tensor, Tree]:
-            w, rule = carry
-            return client.step(w, self.gradient(client, w, batch), rule, batch)
-
-        w, _ = client.scan(step, (received, client.begin(received)))
-        return Update(w, client.size), ()
-
-    def gradient(self, client: Client, w: Tensor, batch: Batch) -> Tensor:
-        """The mean of the samples' gradients, each of length ``clip`` at most."""
-
-        def one(x: Tensor, y: Tensor, position: Tensor) -> Tensor:
-            alone = Batch(x[None], y[None], None, position[None], batch.step)
-            return shortened(client.gradient(w, alone), self.clip)
-
-        each: Tensor = vmap(one)(batch.x, batch.y, batch.position)
-        if batch.mask is None:
-            return each.mean(0)
-        return batch.mask @ each / batch.mask.sum().clamp(min=1)
-
-    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
-        """Average by samples."""
-        return average(server, uploads, "samples", 1.0)
-
-    def model(self, server: Tensor) -> Tensor:
-        """The global model."""
-        return server
 
 
 class Workload(NamedTuple):
@@ -155,8 +101,6 @@ WORKLOADS = {
                  "p2_cnn", {}, COLOUR, 8, 500, 50, trains=4, judges=4, judged_on="train"),
         Workload("W8", "WAFFLE for all, LeNet-5", Waffle(requesters="all"), "lenet5", {}, GREY,
                  10, 500, 32, trains=10),
-        Workload("W9", "FedAvg with clipped samples, LeNet-5", ClippedFedAvg(), "lenet5", {}, GREY,
-                 100, 100, 10),
     )
 }
 # fmt: on

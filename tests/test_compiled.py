@@ -5,10 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
+from coterie.algorithms.fedavg import FedAvg
 from coterie.compiled.executor import Allocator, Executor
 from coterie.compiled.kernels import convolve, max_pool
 from coterie.core.calls import COMPILED, REPLAYED, scan
-from support import assert_close, with_a_compiler
+from coterie.core.policies import governed
+from coterie.core.privacy import Privacy
+from support import assert_close, backend_of, cnn, task, whole_round, with_a_compiler
 
 CLIENTS, STEPS = 3, 3
 
@@ -82,26 +85,27 @@ OPERATIONS = {
 
 @with_a_compiler
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "float"])
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_torchs(name, dtype):
-    def one(w, x):
-        def step(number, kind, w):
-            return squeezed(OPERATIONS[name](w, number, x).to(dtype))
+def test_operations_are_torchs(dtype):
+    def one(ws, x):
+        def step(number, kind, ws):
+            made = (of(w, number, x) for of, w in zip(OPERATIONS.values(), ws, strict=True))
+            return tuple(squeezed(w.to(dtype)) for w in made)
 
-        return scan(step, [0] * STEPS, w)
+        return scan(step, [0] * STEPS, ws.unbind())
 
-    assert_compiled(
-        one, numbers(0, CLIENTS, 24, dtype=dtype), numbers(1, CLIENTS, 4, 6, dtype=dtype)
-    )
+    ws = numbers(0, CLIENTS, len(OPERATIONS), 24, dtype=dtype)
+    assert_compiled(one, OPERATIONS, ws, numbers(1, CLIENTS, 4, 6, dtype=dtype))
 
 
-def assert_compiled(one, *inputs, tolerance=None):
+def assert_compiled(one, names, *inputs):
     """Compiled, it gives what it gives as it is written, for numbers that it was not tried with."""
     executor, call = Executor(compiled=True), vmap(one)
-    tolerance = tolerance or (1e-9 if inputs[0].dtype == torch.float64 else 1e-5)
+    tolerance = 1e-9 if inputs[0].dtype == torch.float64 else 1e-5
     for factor in (1.0, 0.3):
         given = tuple(leaf * factor for leaf in inputs)
-        assert_close(executor("some", call, given), call(*given), tolerance)
+        parts = zip(names, executor("some", call, given), call(*given), strict=True)
+        wrong = [name for name, a, b in parts if not torch.allclose(a, b, tolerance, tolerance)]
+        assert not wrong
     assert {form.way for form in executor.forms} == {COMPILED}
 
 
@@ -123,8 +127,9 @@ ENDS = {  # what becomes of a convolution's result, given biases
 
 
 @with_a_compiler
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "float"])
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    ("end", "dtype"), [*((end, torch.float64) for end in ENDS), ("pooled", torch.float32)]
+)
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_and_their_gradients_are_torchs(name, end, dtype):
     channels, filters, image, size, padding = LAYERS[name]
@@ -141,10 +146,24 @@ def test_layers_and_their_gradients_are_torchs(name, end, dtype):
             by_w, by_x = grad(loss, (0, 1))(w, x)
             return w - 0.1 * by_w, x - 0.1 * by_x
 
-        return torch.cat([part.flatten() for part in scan(step, [0] * STEPS, (w, x))])
+        return scan(step, [0] * STEPS, (w, x))
 
     inputs = numbers(0, CLIENTS, length + filters), numbers(1, CLIENTS, 2, channels, *image)
-    assert_compiled(one, *(leaf.to(dtype) for leaf in inputs))
+    assert_compiled(one, "wx", *(leaf.to(dtype) for leaf in inputs))
+
+
+@with_a_compiler
+def test_private_steps_are_compiled():
+    """Clipped gradients of samples, of a convolution, its pool and a linear layer."""
+    on = task(FedAvg(), cnn, privacy=Privacy(noise=0.0, clip=0.3), merge=False)
+    made = governed(FedAvg(), on.problem)
+    server, states = made.init(on.problem)
+    round = whole_round(on)
+    asked = made, made.download(server, round), states, round
+    backend = backend_of("vmap", on, trace=True, compiled=True)
+    for a, b in zip(*(e.local(*asked)[0] for e in (backend, backend_of("loop", on))), strict=True):
+        assert_close(a, b, 1e-9)
+    assert {form.way for form in backend.forms} == {COMPILED}
 
 
 @with_a_compiler

@@ -6,9 +6,10 @@ added to its outputs. The gradient of a linear layer's weight for one sample is 
     ‖g‖² = ‖δ‖² (‖a‖² + 1)                 with a bias, and
     ‖g‖² = Σ_tu (a_t·a_u)(δ_t·δ_u) + ‖Σ_t δ_t‖²    where it is applied at positions t
 
-A convolution is a linear layer of its unfolded patches; other layers take the gradients of their
-own few parameters by vmap (Goodfellow 2015; Li, Tramèr, Liang, Hashimoto, ICLR 2022; Bu, Mao, Xu,
-NeurIPS 2022). The weighted sum Σ_i c_i δ_i a_iᵀ needs no second backward pass.
+A convolution is a linear layer of its unfolded patches (Goodfellow 2015; Li, Tramèr, Liang,
+Hashimoto, ICLR 2022; Bu, Mao, Xu, NeurIPS 2022). The weighted sum Σ_i c_i δ_i a_iᵀ needs no second
+backward pass. Where a weight has fewer entries than a_t·a_u and δ_t·δ_u, and in any other layer,
+every sample's own gradient costs less, and is computed by vmap.
 """
 
 from collections.abc import Callable
@@ -55,11 +56,22 @@ def clipped_sum(client: "Client", w: Tensor, batch: "Batch", clip: float) -> Ten
 
 def _ghost(layer: nn.Module, a: Tensor, d: Tensor, own: Parts) -> Ghost:
     if isinstance(layer, nn.Linear):
-        return _linear(a.reshape(len(a), -1, a.shape[-1]), d.reshape(len(d), -1, d.shape[-1]), own)
-    plain = isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.padding_mode == "zeros"
-    if isinstance(layer, nn.Conv2d) and plain and not isinstance(layer.padding, str):
+        a, d = a.reshape(len(a), -1, a.shape[-1]), d.reshape(len(d), -1, d.shape[-1])
+        if d.shape[1] == 1 or _wide(layer, d.shape[1]):
+            return _linear(a, d, own)
+    if isinstance(layer, nn.Conv2d) and _plain(layer) and _wide(layer, d[0, 0].numel()):
         return _linear(_patches(layer, a).mT, d.flatten(2).mT, own)
     return _explicit(layer, a, d, own)
+
+
+def _plain(layer: nn.Conv2d) -> bool:
+    zeros = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return zeros and layer.groups == 1
+
+
+def _wide(layer: nn.Linear | nn.Conv2d, positions: int) -> bool:
+    """Whether a weight has more entries than the Gram matrices of a layer's inputs and outputs."""
+    return layer.weight.numel() > 2 * positions**2
 
 
 def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
@@ -81,30 +93,19 @@ def _patches(layer: nn.Conv2d, a: Tensor) -> Tensor:
 
 
 def _linear(a: Tensor, d: Tensor, own: Parts) -> Ghost:
-    """Of inputs ``[B, T, i]`` and gradients ``[B, T, o]`` of the outputs.
-
-    The squared length is a product of Gram matrices where that is less than the gradients.
-    """
-    T, bias = a.shape[1], d.sum(1)
-    square, each = a.new_zeros(len(a)), None
-    if "weight" in own and T == 1:
+    """Of inputs ``[B, T, i]`` and gradients ``[B, T, o]`` of the outputs."""
+    square, bias = a.new_zeros(len(a)), d.sum(1)
+    if "weight" in own and a.shape[1] == 1:
         square = a.square().sum((1, 2)) * d.square().sum((1, 2))
-    elif "weight" in own and a.shape[2] * d.shape[2] > 2 * T * T:
-        square = ((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0)
     elif "weight" in own:
-        each = d.mT @ a
-        square = each.square().sum((1, 2))
+        square = ((a @ a.mT) * (d @ d.mT)).sum((1, 2)).clamp(min=0)
     if "bias" in own:
         square = square + bias.square().sum(1)
 
     def weighed(share: Tensor) -> Parts:
-        found = {}
-        if each is not None:
-            found["weight"] = (share[:, None, None] * each).sum(0).view(own["weight"].shape)
-        elif "weight" in own:
-            heavy = (d * share[:, None, None]).flatten(0, 1)
-            found["weight"] = (heavy.mT @ a.flatten(0, 1)).view(own["weight"].shape)
-        return found | ({"bias": (share[:, None] * bias).sum(0)} if "bias" in own else {})
+        heavy = (d * share[:, None, None]).flatten(0, 1)
+        found = {"weight": heavy.mT @ a.flatten(0, 1), "bias": share[None] @ bias}
+        return {name: found[name].view(part.shape) for name, part in own.items()}
 
     return Ghost(square, weighed)
 
@@ -117,7 +118,7 @@ def _explicit(layer: nn.Module, a: Tensor, d: Tensor, own: Parts) -> Ghost:
         return pull(d[None])[0]  # type: ignore[no-any-return]
 
     each: Parts = vmap(one)(a, d)
-    square = torch.stack([part.flatten(1).square().sum(1) for part in each.values()]).sum(0)
+    square = torch.cat([part.flatten(1) for part in each.values()], 1).square().sum(1)
 
     def weighed(share: Tensor) -> Parts:
         return {n: (share[None] @ part.flatten(1)).view(part.shape[1:]) for n, part in each.items()}

@@ -24,6 +24,7 @@ from .run import Line
 QUERIES = "queries"  # in a line of rounds.jsonl: what each participant's gradients were
 Spent = tuple[tuple[float, float, int], ...]  # (σ, q, minibatches)
 LEAST_NOISE, MOST_NOISE = 0.2, 1e4
+LARGEST = 300.0  # an ε that PRV computes; above, which protects nobody, it takes minutes
 SEVERAL = 32  # different clients; with more, Rényi DP alone is quick enough
 
 
@@ -114,6 +115,9 @@ def epsilon(spent: Spent, delta: float) -> tuple[float, str]:
         return 0.0, "none"
     if min(sigma for sigma, _, _ in spent) == 0:
         return math.inf, "none"
+    rough = _renyi(spent, delta)
+    if rough > LARGEST:
+        return rough, "RDP"
     accountant = _opacus().PRVAccountant()
     accountant.history = list(spent)
     with warnings.catch_warnings():
@@ -122,7 +126,7 @@ def epsilon(spent: Spent, delta: float) -> tuple[float, str]:
             found = float(accountant.get_epsilon(delta))
         except (ValueError, RuntimeError, ArithmeticError, MemoryError):
             found = math.nan
-    return (found, "PRV") if 0 <= found < math.inf else (_renyi(spent, delta), "RDP")
+    return (found, "PRV") if 0 <= found < math.inf else (rough, "RDP")
 
 
 def _renyi(spent: Spent, delta: float) -> float:

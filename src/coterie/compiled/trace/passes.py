@@ -22,6 +22,7 @@ _SAME_SHAPE = {  # operations that change nothing if the shape stays the same
     aten._unsafe_view.default,
     aten.reshape.default,
 }
+_ZEROS = {aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default}
 _LARGEST_CONSTANT = 2**20
 _SAME = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
 
@@ -48,6 +49,8 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
         return None
     if node.target in _SAME:
         return before
+    if node.target is aten.add.Tensor and _is_zero(node.args[1]):  # FlatModel.tapped adds zeros
+        return before if before.meta.get("shape") == node.meta["shape"] else None
     if node.target in _SAME_SHAPE and "shape" in node.meta:
         return before if before.meta.get("shape") == node.meta["shape"] else None
     if node.target is aten.transpose.int and before.target is node.target:
@@ -55,6 +58,12 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
         first: Any = before.args[0]
         return first if turned else None
     return None
+
+
+def _is_zero(node: Any) -> bool:
+    while isinstance(node, fx.Node) and node.target in VIEWS:
+        node = node.args[0]
+    return isinstance(node, fx.Node) and node.target in _ZEROS
 
 
 def _fold(graph: fx.Graph) -> dict[str, Tensor]:
