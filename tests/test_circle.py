@@ -234,23 +234,25 @@ def test_in_the_first_half_all_start_from_common_lower_layers_and_later_from_the
         assert_close(up.w[:, body.lower], lower[:, body.lower])
 
 
-def test_in_the_second_half_each_client_also_goes_on_from_where_it_stood():
+def test_in_the_second_half_each_client_also_goes_on_alone_and_averages_its_own_models():
     method, on = Circle(), task(Circle(), federated=alike(4))
     server, states = method.init(on.problem)
-    backend = backend_of("loop", on)
+    backend, seen = backend_of("loop", on), []
     for index in (0, 5, 6):
         round, before = whole_round(on, index), states
         received = method.download(server, round)
         up, states = backend.local(method, received, states, round)
         server = method.aggregate(server, up, round)
+        seen = [*seen, up.w] if index else []
+        assert_close(states.w, torch.stack(seen or [up.w]).mean(0))  # of the second half alone
         if index == 0:
-            assert torch.equal(states.p, states.w)
+            assert torch.equal(states.p, up.w)
         for i in range(4 if index else 0):
             assert_close(states.p[i], one_client(on, i, index).train(before.p[i]))
-    _, joined = backend.local(
+    up, joined = backend.local(
         method, method.download(server, round), method.init(on.problem)[1], round
     )
-    assert torch.equal(joined.p, joined.w)  # a client that joins late has stood nowhere
+    assert torch.equal(joined.p, up.w)  # a client that joins late has stood nowhere
 
 
 def test_in_the_arena_no_more_clients_are_below_their_own_local_than_chance_puts_there():

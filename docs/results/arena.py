@@ -23,6 +23,7 @@ LOOKED = (
     "MNIST A",
 )
 CIRCLE, LOCAL, CLOSE = "circle", "local", 0.5
+BEFORE = "circle@last"  # what the other variants leave their ingredient out of
 Scores = dict[str, dict[str, dict[int, float]]]  # by column, method and seed
 
 
@@ -123,22 +124,19 @@ def _settings(scores: Scores, methods: list[str], seeds: dict[str, list[int]]) -
 
 
 def _ablation(scores: Scores) -> None:
-    """Each variant against circle, over the seeds that it was run with."""
+    """Circle, and each variant of its form before, against that form."""
     variants = [m for m in dict.fromkeys(m for of in scores.values() for m in of) if "@" in m]
-    columns = [c for c, of in scores.items() if any(v in of for v in variants)]
-    print(f"| without | {' | '.join(columns)} |")
+    columns = [c for c, of in scores.items() if BEFORE in of]
+    print(f"| change | {' | '.join(columns)} |")
     print(f"| --- |{' ---: |' * len(columns)}")
-    run = {c: {s for v in variants for s in scores[c].get(v, {})} for c in columns}
-    whole = [_mean([scores[c][CIRCLE][s] for s in run[c]]) for c in columns]
-    print(f"| circle | {' | '.join(whole)} |")
-    for v in variants:
+    for v in [CIRCLE, *(v for v in variants if v != BEFORE)]:
         gaps = [
-            f"{np.mean([at - scores[c][CIRCLE][s] for s, at in scores[c][v].items()]):+.1f}"
+            f"{np.mean([at - scores[c][BEFORE][s] for s, at in scores[c][v].items()]):+.1f}"
             if v in scores[c]
             else ""
             for c in columns
         ]
-        print(f"| {v.partition('@')[2]} | {' | '.join(gaps)} |")
+        print(f"| {v.partition('@')[2] or v} | {' | '.join(gaps)} |")
 
 
 def _shown(method: str) -> str:

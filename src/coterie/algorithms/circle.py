@@ -5,13 +5,14 @@ A client's round, from its circle's mean u_i and everybody's mean g:
     w_i ← LocalTrain(u_i);   a, b ← LocalTrain(g) on two disjoint halves of its data
     D_i ← mean over its rounds of (a + b)/2 − g;   v_i ← ‖mean over its rounds of a − b‖² / 4
     p_i ← w_i in the first half of the run, LocalTrain(p_i) in the second
+    w̄_i ← w_i in the first half, the mean over its rounds of w_i in the second
 
 v_i estimates the part of ‖D_i‖² that sampling explains. From both the server forms the circles
 (module ``agreement``). u_i is the circle's mean of w, weighted by samples, and nobody else's. In
 the first half of the run w_i starts from u_i's last layer on g's other layers: what clients see
 may be alike where what they conclude differs.
 
-Prediction: u_i, w_i and p_i, in the shares in which they explain samples that trained none of them:
+Prediction: u_i, w̄_i and p_i, in the shares in which they explain samples that trained none of them:
 those for validation where they are kept apart from training, else each half's under the other
 half's model, which costs no data. EM fits the shares, with one sample more for u_i.
 
@@ -23,7 +24,7 @@ Notes:
     D_i of clients that took part in n of T rounds differ by the choice of the rounds, too: v_i has
     1 − n/T of the variance of D_i that the single moves show. An implausible upload counts as
     absent. With ``every`` above 1 the other rounds have no evidence and no g, and cost FedAvg's
-    bytes. Without validation data w_i and p_i divide the share of the half's model.
+    bytes. Without validation data w̄_i and p_i divide the share of the half's model.
 """
 
 from dataclasses import dataclass
@@ -72,7 +73,8 @@ class Up(NamedTuple):
 
 
 class Own(NamedTuple):
-    w: Tensor  # [P]
+    w: Tensor  # [P] w̄
+    late: Tensor  # [] rounds of the second half
     p: Tensor  # [P]
     move: Tensor  # [P] D
     halves: Tensor  # [P] the mean of a − b
@@ -89,11 +91,11 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         every: rounds from one comparison of the clients to the next.
         without: an ingredient to leave out, for its ablation: ``clusters`` (average with all with
             whom there is a gain), ``common`` (compare at u), ``means`` (compare single rounds),
-            ``body`` (no common layers) or ``apart`` (p stays w).
+            ``body`` (no common layers), ``apart`` (p stays w) or ``tail`` (w̄ is the last w).
     """
 
     every: Count = 1
-    without: Literal["nothing", "clusters", "common", "means", "body", "apart"] = "nothing"
+    without: Literal["nothing", "clusters", "common", "means", "body", "apart", "tail"] = "nothing"
     paper: ClassVar[str] = "coterie's own; no paper"
     private = Declaration(lambda self, when: self.queries(when.index, when.horizon))
 
@@ -116,7 +118,8 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         count, noise = torch.zeros_like(problem.sizes), start.new_zeros(K, 2)
         everybody = torch.ones(K, K, dtype=torch.bool, device=problem.device)
         rest = problem.sizes, count - 1, everybody, start, nobody_yet(start, K)
-        own = Own(w, w, zero, zero, noise[:, 0], noise[:, 0], rows(torch.eye(3).to(start)[0], K))
+        none, u_alone = noise[:, 0], rows(torch.eye(3).to(start)[0], K)
+        own = Own(w, none, w, zero, zero, none, none, u_alone)
         return Server(w, zero, noise, count, *rest), own
 
     def _weights(self, server: Server, circle: Tensor) -> Tensor:
@@ -147,8 +150,10 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         p = w
         if late and self.without != "apart":
             p = client.train(torch.where(state.rounds > 0, state.p, u))
+        count = state.late + late
+        mean = state.w + (w - state.w) / count if late and self.without != "tail" else w
         if not evidence:
-            return Up(w), state._replace(w=w, p=p)
+            return Up(w), state._replace(w=mean, late=count, p=p)
         one, two = client.halves()
         a, b = one.train(g), two.train(g)
         once, apart = client.trainable((a + b) / 2 - g), client.trainable(a - b)
@@ -159,7 +164,7 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         spread = (square - (move**2).sum()).clamp(min=0) / (n - 1).clamp(min=1)
         noise = torch.stack([(halves**2).sum() / 4, torch.where(n > 1, spread, square)])
         shares = judged_by_halves(one, two, u, a, b)
-        return Up(w, move, noise), Own(w, p, move, halves, square, n, shares)
+        return Up(w, move, noise), Own(mean, count, p, move, halves, square, n, shares)
 
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
         """Store what is sound and, where there is evidence, form the circles anew."""
@@ -195,7 +200,7 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         return self._means(server, server.circle[round.clients])
 
     def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
-        """u, w and p, in the shares in which they explain unseen samples."""
+        """u, w̄ and p, in the shares in which they explain unseen samples."""
         models = torch.stack([served, state.w, state.p])
         losses, masks = client.map(lambda w: client.each_loss(w, "val"), models)
         judged = fitted_shares(losses, masks[0])
