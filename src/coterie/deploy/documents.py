@@ -201,6 +201,7 @@ class ConsentTable(Document, frozen=True):
     """What may leave the site beside the messages of a method; ``site.toml`` says what each is."""
 
     shown: bool = False
+    scores: bool = False
     samples: bool = False
     models: bool = False
     counts: bool = False
@@ -235,6 +236,13 @@ class StatisticsTable(Document, frozen=True):
     salt: str = ""
 
 
+class ScoresTable(Document, frozen=True):
+    """How exactly, and how often, the site tells of its test rows."""
+
+    noise: Annotated[float, Field(ge=0)] = 2.0
+    most: Annotated[int, Field(ge=0)] = 100
+
+
 Levels = Literal["named", "hashed"] | Names | Annotated[dict[Line, Line], Field(max_length=1000)]
 Bounds = Annotated[tuple[float, float], Field(strict=False)]
 
@@ -246,6 +254,7 @@ class SiteDocument(Document, frozen=True):
     data: SiteDataTable = SiteDataTable()
     policy: PolicyTable = PolicyTable()
     statistics: StatisticsTable = StatisticsTable()
+    scores: ScoresTable = ScoresTable()
     levels: dict[str, Levels] = Field(default={}, max_length=10_000)
     ranges: dict[str, Bounds] = Field(default={}, max_length=10_000)
     partners: dict[SiteName, Key32] = Field(default={}, max_length=1000)

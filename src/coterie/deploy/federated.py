@@ -330,9 +330,9 @@ def _nonce(config: Mapping[str, Any] | None) -> str:
     return str(resolved.get("nonce", ""))
 
 
-def _described(answer: bytes) -> tuple[Schema, dict[str, str]]:
+def _described(answer: bytes) -> tuple[Schema, Description]:
     found = payload_of(answer, Description)
-    return Schema.from_json(found.schema), found.versions
+    return Schema.from_json(found.schema), found
 
 
 def federation_of(
@@ -383,7 +383,8 @@ def federated(
     )
     asked = setup_message("describe", Approved(request.id))
     described = ask_all(transport, clients, asked, _described)
-    for name, (_, versions) in described.items():
+    for name, (_, of) in described.items():
+        versions = of.versions
         if versions.get("source") != environment.fingerprint():
             warnings.warn(
                 f"site '{name}' runs coterie {versions.get('coterie', '?')[:20]} with other "
@@ -393,9 +394,14 @@ def federated(
                 stacklevel=2,
             )
     schema = merged({name: schema for name, (schema, _) in described.items()})
-    run = config.run.model_copy(update={"checkpoint_every": config.run.checkpoint_every or 1})
-    asked_for = {"run": run, "partition": PartitionTable(name="natural")}
     named = config.run.metric != AUTO
+    changes: dict[str, Any] = {"checkpoint_every": config.run.checkpoint_every or 1}
+    if not named and schema.regression:
+        changes["metric"] = "mae"  # whose scores may leave without a consent
+    if not any(of.scores for _, of in described.values()):
+        changes["evaluate_every"] = config.run.rounds  # nobody tells of another round
+    run = config.run.model_copy(update=changes)
+    asked_for = {"run": run, "partition": PartitionTable(name="natural")}
     config = settled(config.model_copy(update=asked_for), schema.example())
     factory = factory_of(config, schema.example())
     made = Federated(config, transport, transport_name, clients, request, schema, factory)

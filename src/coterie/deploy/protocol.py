@@ -86,6 +86,7 @@ class Description:
 
     schema: str  # JSON of a Schema
     versions: dict[str, Plain]
+    scores: bool  # whether it tells those of every round
 
 
 @strict

@@ -19,6 +19,7 @@ from .documents import (
     LimitsTable,
     PolicyTable,
     PublicPart,
+    ScoresTable,
     SiteDataTable,
     SiteDocument,
     StatisticsTable,
@@ -54,6 +55,7 @@ class SiteFolder:
     data: SiteDataTable
     policy: PolicyTable
     statistics: StatisticsTable
+    scores: ScoresTable
     levels: Mapping[str, Levels]  # how the texts of columns leave
     ranges: Mapping[str, tuple[float, float]]  # to which numbers of columns are cut
     partners: Mapping[str, str]  # the box keys of other sites

@@ -35,6 +35,8 @@ def same_run(a: Run, b: Run) -> bool:
     """
     if len(a.roster) != len(b.roster):
         return False
+    if np.isnan(a.test_loss).all():  # sites that tell none; accuracies may agree by chance
+        return False
     common = np.intersect1d(a.rounds, b.rounds)
     in_a, in_b = np.isin(a.rounds, common), np.isin(b.rounds, common)
     pairs = ((a.test, b.test), (a.test_loss, b.test_loss), (a.val_loss, b.val_loss))
@@ -70,7 +72,7 @@ def _wild_scores(history: Run) -> list[tuple[int, str]]:
         most = EXPLODED**2 * np.fmax(1.0, history.test_loss[0])
     for index, scores, losses in zip(history.rounds, history.test, history.test_loss, strict=True):
         judged = ~np.isnan(scores)  # the others have no test data, or no model
-        fine = np.isfinite(scores) & (losses <= most)
+        fine = np.isfinite(scores) & ~(losses > most)  # of a site that tells no losses: NaN
         wild = int((judged & ~fine).sum())
         if wild:
             whose = f"the models of {wild} of {judged.sum()} clients"
