@@ -104,7 +104,7 @@ def test_the_digest_is_sensitive_to_what_peers_send_and_to_the_state(tables, tmp
 class Joined:
     """Sites in this process that ``coterie.run(federation=...)`` reaches."""
 
-    def __init__(self, home, tables, monkeypatch, consent=("shown",)):
+    def __init__(self, home, tables, monkeypatch, consent=("shown", "scores")):
         self.folders = site_folders(home, tables, consent)
         self.transport = None
         self.spoil = None

@@ -26,6 +26,7 @@ from coterie.runs.plan import Plan
 from sites import (
     FAST,
     InProcess,
+    executed,
     exported,
     handler_of,
     setting_of,
@@ -183,6 +184,21 @@ def test_a_metric_that_one_row_decides_needs_a_consent(folders):
     for metric in ("f1", "log_loss"):
         with pytest.raises(coterie.EngineError, match=r"a single row may decide a score"):
             Maker(folders, merge(ASKED, {"run.metric": metric}))
+
+
+def test_numbers_are_judged_by_a_metric_that_no_row_decides(tmp_path):
+    draws = np.random.default_rng(0)
+    for path in write_tables(tmp_path / "data").glob("*.csv"):
+        head, *lines = path.read_text().splitlines()
+        told = [f"{line.rpartition(',')[0]},{draws.normal():.3f}" for line in lines]
+        path.write_text("\n".join([head, *told]) + "\n")
+    made = site_folders(tmp_path / "fed", tmp_path / "data", consent=())
+    made = {n: edited(one, ('label = "named"\n', "")) for n, one in made.items()}
+    handlers = {name: handler_of(folder) for name, folder in made.items()}
+    run = executed(setting_of(merge(FAST, {"algorithm.name": "fedavg"}), InProcess(handlers)))
+    assert run.metric == "mae"
+    assert np.isfinite(run.last).all()
+    assert np.isnan(run.val).all()
 
 
 BOUNDED = [name for name, row in metrics.METRICS.items() if row.one_row is not None]

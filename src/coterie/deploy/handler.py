@@ -74,7 +74,6 @@ RAW_SAMPLES = (
     "the method sends raw samples of every site to all others, and this site's [consent] samples "
     "is false"
 )
-SCORES = "scores.json"  # in the folder of the division: what left of the test rows
 CODE = "code"  # in a site's folder: copies of the files that its owner allows a config to name
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
 BEFORE_APPROVAL = MIB  # bytes of a message
@@ -106,7 +105,7 @@ class SiteHandler:
     def __init__(self, folder: SiteFolder, holdings: Holdings) -> None:
         self._folder, self._holdings = folder, holdings
         self._approvals = Approvals(folder)
-        self._scores = ToldScores(folder.path / FOLDER / SCORES, folder.scores)
+        self._scores = ToldScores.of(folder)
         self._open: dict[str, Open] = {}
         self._code = allowed_code(folder)
         self._told: tuple[str, ...] = ()  # what the answer that is being made holds

@@ -26,8 +26,11 @@ from ..core.shards import Shards
 from ..engines.site import stored_answers
 from ..storage import files
 from .approval import ForbiddenError
+from .division import FOLDER
 from .documents import ScoresTable
+from .site_folder import SiteFolder
 
+SCORES = "scores.json"  # in the folder of the division
 LARGEST_ERROR = 2.0  # of a prediction of numbers, in standard deviations of the target
 DRAWS = secrets.SystemRandom()
 
@@ -68,6 +71,11 @@ class ToldScores:
 
     path: Path
     rule: ScoresTable
+
+    @classmethod
+    def of(cls, folder: SiteFolder) -> "ToldScores":
+        """Those of a site."""
+        return cls(folder.path / FOLDER / SCORES, folder.scores)
 
     @property
     def left(self) -> int:
@@ -167,11 +175,12 @@ class ToldScores:
     ) -> Gain | None:
         """A gain of noisy scores, with a noisy variance of its rows and that of the scores' noise.
 
-        A row's part in the sum of squares is at most the square of its part in a score.
+        A row's part in a sum of squares is at most twice the square of its part in a score: once
+        itself, and once by what it changes in the others' parts.
         """
         if exact is None or not math.isfinite(exact.variance):
             return None if exact is None else exact._replace(gain=float(gain), counts=None)
-        squares = self._noisy(exact.variance + exact.gain**2 / exact.samples, one**2)
+        squares = self._noisy(exact.variance + exact.gain**2 / exact.samples, 2.0 * one**2)
         variance = max(0.0, squares - gain**2 / exact.samples)
         variance += 2.0 * (self.rule.noise * one) ** 2 / trainings
         return of_variance(float(gain), float(variance), exact.freedom, exact.samples)
