@@ -202,7 +202,6 @@ class ConsentTable(Document, frozen=True):
 
     shown: bool = False
     scores: bool = False
-    samples: bool = False
     models: bool = False
     counts: bool = False
     feature_mean: bool = False

@@ -57,23 +57,16 @@ from .protocol import (
     Introduction,
     JudgeRequest,
     Nothing,
-    PoolRequest,
     Proposal,
-    arrays_of,
     payload_of,
     setup_message,
     unsigned,
 )
 from .scores import ToldScores, validation_rows
-from .sharing import LARGEST_SHARE, unpacked
 from .site_folder import SiteFolder
-from .terms import Agreement, Experiment, Request, experiment_of
+from .terms import Agreement, Experiment, Request, experiment_of, refuse_sharing
 
-AGREEMENT, POOL = "agreement.json", "pool.bin"
-RAW_SAMPLES = (
-    "the method sends raw samples of every site to all others, and this site's [consent] samples "
-    "is false"
-)
+AGREEMENT = "agreement.json"
 CODE = "code"  # in a site's folder: copies of the files that its owner allows a config to name
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
 BEFORE_APPROVAL = MIB  # bytes of a message
@@ -176,7 +169,6 @@ class SiteHandler:
             "describe": self._describe,
             "divide": self._divide,
             "agree": self._agree,
-            "samples": self._samples,
             "judge": self._judge,
             "local": partial(self._in_round, head),
             "predict": partial(self._in_round, head),
@@ -237,30 +229,15 @@ class SiteHandler:
         report = DivisionReport(counts, *facts.seal, facts.weak, classes, numbers, masked)
         return setup_message("divide", report)
 
-    def _samples(self, data: bytes) -> bytes:
-        """Raw samples for a pool of all sites; they leave only with the owner's consent."""
-        asked = payload_of(data, PoolRequest)
-        _, schema = self._asked_schema(asked.division)
-        if not self._folder.consent.samples or not 0 <= asked.share <= LARGEST_SHARE:
-            raise ForbiddenError("refused", RAW_SAMPLES)
-        of = asked.division
-        shared = self._holdings.shared(schema, of.scale, asked.share, asked.seed, of.fold)
-        self._told = (f"{len(shared[0])} raw training samples",)
-        return setup_message("samples", Nothing(), *shared)
-
     def _agree(self, data: bytes) -> bytes:
         """Check the terms of an experiment, write them down, and make the first state."""
         agreement = Agreement.from_json(payload_of(data, Proposal).agreement)
         approval = self._approvals.approved(agreement.request)
-        pool = b"".join(bytes(part.numpy()) for part in arrays_of(data))
-        made = self._made(agreement, pool)
+        made = self._made(agreement)
         self._check(made.experiment)
         self._approvals.agree(approval, made.experiment, made.experiment.problem.model.whole)
         folder = made.site.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if agreement.pool:
-            with files.whole(folder / POOL) as temporary:
-                temporary.write_bytes(pool)
         files.write_text(folder / AGREEMENT, agreement.to_json() + "\n")
         self._remember(agreement.hash, made)
         self._told, self._agreed = ("the hash of its first state",), agreement.hash
@@ -270,8 +247,7 @@ class SiteHandler:
     def _check(self, experiment: Experiment) -> None:
         """Refuse terms that the site did not consent to, or that are not about its own data."""
         consent, traits = self._folder.consent, experiment.algorithm.traits
-        if traits.sharing is not None and not consent.samples:
-            raise ForbiddenError("refused", RAW_SAMPLES)
+        refuse_sharing(experiment.algorithm)
         if traits.discloses and not getattr(consent, traits.discloses):
             raise ForbiddenError(
                 "refused",
@@ -390,9 +366,7 @@ class SiteHandler:
             agreement = Agreement.from_json(path.read_text(encoding="utf-8"))
             if agreement.hash != name:
                 raise StoreError(f"{path}: has changed since it was agreed to; it is not used")
-            stored = path.parent / POOL
-            pool = stored.read_bytes() if agreement.pool and stored.is_file() else b""
-            self._remember(name, self._made(agreement, pool))
+            self._remember(name, self._made(agreement))
         return self._open[name]
 
     def _remember(self, name: str, made: Open) -> None:
@@ -401,18 +375,14 @@ class SiteHandler:
         for key in [*self._open][:-MOST_OPEN]:
             del self._open[key]
 
-    def _made(self, agreement: Agreement, pool: bytes) -> Open:
+    def _made(self, agreement: Agreement) -> Open:
         """The site's part of an experiment: its client number, its problem, its samples."""
         folder = self._folder
         if folder.name not in agreement.clients:
             raise ForbiddenError("wrong_client", f"'{folder.name}' is not among the clients")
         most = folder.limits.message_mib * MIB
-        schema, population = agreement.schema, len(agreement.clients)
-        shared = unpacked(pool, agreement.pool, schema, population) if agreement.pool else None
         secret = partial(self._secret, agreement)
-        experiment = experiment_of(
-            agreement, self._code, secret=secret, most_bytes=most, pool=shared
-        )
+        experiment = experiment_of(agreement, self._code, secret=secret, most_bytes=most)
         consent, place = folder.consent, folder.experiments / agreement.hash
         shards = functools.cache(partial(self._holdings.shards, experiment))
         site = Site(
