@@ -85,10 +85,15 @@ class Document(BaseModel, frozen=True):
 
 
 class LimitsTable(Document, frozen=True):
-    """The largest message, the longest time for one, and what a site keeps on its disk."""
+    """The largest message, and the longest time for one."""
 
     message_mib: Annotated[int, Field(ge=1, le=1024 * 1024)] = 1024
     seconds: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600
+
+
+class SiteLimitsTable(LimitsTable, frozen=True):
+    """Also what a site keeps on its disk."""
+
     disk_mib: Annotated[int, Field(ge=1)] = 50_000
 
 
@@ -258,5 +263,5 @@ class SiteDocument(Document, frozen=True):
     ranges: dict[str, Bounds] = Field(default={}, max_length=10_000)
     partners: dict[SiteName, Key32] = Field(default={}, max_length=1000)
     consent: ConsentTable = ConsentTable()
-    limits: LimitsTable = LimitsTable()
+    limits: SiteLimitsTable = SiteLimitsTable()
     code: dict[str, Sha256] = Field(default={}, max_length=MOST_CODE)
