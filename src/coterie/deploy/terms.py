@@ -129,7 +129,7 @@ class Agreement:
 
     request: str  # the id of the request that it is a part of
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    config: Annotated[str, Field(max_length=2**16)]  # the tables of one run, as JSON
+    config: Annotated[str, Field(max_length=2**14)]  # the tables of one run, as JSON
     clients: Sites
     counts: tuple[SiteCounts, ...]  # one entry per client
     schema: Schema
