@@ -21,6 +21,7 @@ from coterie.deploy.holdings import Holdings
 from coterie.deploy.protocol import setup_message
 from coterie.deploy.scores import ToldScores, bounded, one_row
 from coterie.engines.codec import Message, decode, encode, refused_by, vocabulary
+from coterie.runs.alarms import raise_alarms, same_run
 from coterie.runs.config.loading import merge
 from coterie.runs.plan import Plan
 from sites import (
@@ -267,3 +268,12 @@ def test_a_comparison_has_its_verdict_from_what_sites_tell(folders, tmp_path, mo
     assert found.choice.on == "validation"
     told = json.loads((folders["ash"].path / "division" / "scores.json").read_text())
     assert sum(one["answers"] for one in told.values()) == 6 + 2 * 3
+
+
+def test_sites_that_tell_no_losses_raise_no_alarm(folders):
+    """A loss that is no number is that of a model that diverged, or one that was not told."""
+    handlers = {name: handler_of(folder) for name, folder in folders.items()}
+    run = executed(setting_of(merge(FAST, {"algorithm.name": "fedavg"}), InProcess(handlers)))
+    assert np.isnan(run.test_loss).all()
+    assert not [alarm for alarm in raise_alarms(run, {}) if alarm.code == "diverged"]
+    assert not same_run(run, run)
