@@ -53,8 +53,9 @@ def same_run(a: Run, b: Run) -> bool:
 
 def _silent(history: Run) -> NDArray[np.bool_]:
     """Which clients are sites of a federation that tell no losses ``[K]``."""
-    there = history.config.get("run", {}).get("federation") is not None
-    silent: NDArray[np.bool_] = np.isnan(history.test_loss).all(0) & there
+    if history.config.get("run", {}).get("federation") is None:
+        return np.zeros(len(history.roster), bool)
+    silent: NDArray[np.bool_] = np.logical_and.reduce(np.isnan(history.test_loss))
     return silent
 
 
