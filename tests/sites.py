@@ -48,7 +48,7 @@ def write_tables(folder: Path, *, rows: tuple[int, ...] = (60, 47, 80), seed: in
 def site_folders(
     home: Path,
     data: Path,
-    consent: tuple[str, ...] = ("shown",),
+    consent: tuple[str, ...] = ("shown", "scores"),
     address: str = "localhost:9092",
 ) -> dict[str, SiteFolder]:
     """A federation's folder ``home/fed``, and an admitted site's folder for each CSV file."""

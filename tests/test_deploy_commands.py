@@ -20,7 +20,13 @@ from coterie.data.data_schema import Schema
 from coterie.data.sources.sheets import InputColumn, TargetColumn
 from coterie.deploy import keys, site_folder
 from coterie.deploy.admission import spoken
-from coterie.deploy.documents import ConsentTable, LimitsTable, PolicyTable, StatisticsTable
+from coterie.deploy.documents import (
+    ConsentTable,
+    PolicyTable,
+    ScoresTable,
+    SiteLimitsTable,
+    StatisticsTable,
+)
 from coterie.deploy.folders import FederationFolder, SiteFolder
 from coterie.deploy.site_report import left
 from coterie.deploy.terms import Agreement, Request, SiteCounts
@@ -243,8 +249,9 @@ def test_site_toml_names_every_field_with_its_default(pair):
     """The owner reads the file: a field that is not in it would be a rule nobody has seen."""
     text = (pair[1].path / "site.toml").read_text("utf-8")
     told = tomllib.loads(text)
-    for table in (ConsentTable, LimitsTable, PolicyTable, StatisticsTable):
-        name = table.__name__.removesuffix("Table").lower()
+    tables = {"consent": ConsentTable, "policy": PolicyTable, "scores": ScoresTable}
+    tables |= {"limits": SiteLimitsTable, "statistics": StatisticsTable}
+    for name, table in tables.items():
         assert table.model_validate(told[name]) == table()
         assert told[name].keys() == table.model_fields.keys()
 

@@ -22,7 +22,7 @@ from coterie.deploy.protocol import Nothing, Proposal, Signed, setup_message
 from coterie.deploy.site_folder import SiteFolder
 from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, refused_by, vocabulary
-from coterie.errors import EngineError, StoreError
+from coterie.errors import ConfigError, EngineError, StoreError
 from coterie.runs.config.loading import load, merge
 from coterie.runs.plan import Plan
 from coterie.storage import faults
@@ -104,7 +104,7 @@ def test_the_digest_is_sensitive_to_what_peers_send_and_to_the_state(tables, tmp
 class Joined:
     """Sites in this process that ``coterie.run(federation=...)`` reaches."""
 
-    def __init__(self, home, tables, monkeypatch, consent=("shown",)):
+    def __init__(self, home, tables, monkeypatch, consent=("shown", "scores")):
         self.folders = site_folders(home, tables, consent)
         self.transport = None
         self.spoil = None
@@ -159,16 +159,9 @@ def test_models_are_collected_only_with_the_sites_consent(tables, tmp_path, monk
     assert there.summary["digest"] == simulated(silent.exported, asked).summary["digest"]
 
 
-def test_raw_samples_are_shared_only_if_every_site_consents(tables, tmp_path, monkeypatch):
-    asked = merge(FAST, {"algorithm.name": "fedavg_data", "algorithm.share": 0.2})
-    silent = Joined(tmp_path / "a", tables, monkeypatch)
-    with pytest.raises(EngineError, match="'ash' refused: the method sends raw samples"):
-        coterie.run(asked, federation=silent.fed)
-    consenting = Joined(tmp_path / "b", tables, monkeypatch, ("shown", "samples"))
-    there = coterie.run(asked, federation=consenting.fed)
-    here = simulated(consenting.exported, asked)
-    assert there.summary["digest"] == here.summary["digest"]
-    assert there.summary["bytes_down"] == here.summary["bytes_down"]
+def test_a_method_that_shares_raw_samples_is_refused(joined):
+    with pytest.raises(ConfigError, match="sends raw samples of every site"):
+        coterie.run(merge(FAST, {"algorithm.name": "fedavg_data"}), federation=joined.fed)
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name]().traits.discloses])
@@ -176,7 +169,7 @@ def test_statistics_of_the_data_leave_only_with_consent_by_name(
     tables, tmp_path, monkeypatch, method
 ):
     asked, name = merge(FAST, {"algorithm.name": method}), METHODS[method]().traits.discloses
-    silent = Joined(tmp_path / "a", tables, monkeypatch, ("shown", "samples"))
+    silent = Joined(tmp_path / "a", tables, monkeypatch, ("shown",))
     with pytest.raises(EngineError, match=rf"'ash' refused: .*\[consent\] {name} is false"):
         coterie.run(asked, federation=silent.fed)
     consenting = Joined(tmp_path / "b", tables, monkeypatch, ("shown", name))

@@ -12,15 +12,19 @@ from safetensors.torch import save
 
 from coterie.core import tree
 from coterie.core.algorithm import Mixture
+from coterie.core.messages import Rejection, layout
+from coterie.core.metrics import METRICS
 from coterie.deploy.protocol import gain_answered, setup_message
 from coterie.engines.codec import LENGTH, Message, decode, encode, read_head, refusal, vocabulary
+from coterie.engines.remote import Assessment, judged_answer, read_answer, trained_answer
 from coterie.errors import EngineError
 from coterie.runs.config.loading import merge
+from coterie.runs.plan import Plan
 from fuzz.answers import mutated
 from sites import FAST, InProcess, executed, handler_of, setting_of, site_folders, write_tables
 from support import METHODS
 
-METHOD = "ditto"
+METHOD, FLOAT = "ditto", torch.float32
 ASKED = merge(FAST, {"algorithm.name": METHOD, "run.rounds": 2})
 
 
@@ -78,9 +82,34 @@ ATTACKS = {
 }
 
 
+@pytest.fixture(scope="module")
+def answers(folders):
+    """What 'ash' answered in the rounds of a run: to training, to an evaluation."""
+    said = []
+    run_with(folders, lambda answer: said.append(answer) or answer)
+    return [next(a for a in said if ("state" in read_head(a)) == of) for of in (True, False)]
+
+
+def read_by_the_operator(answer):
+    """What the operator makes of an answer of a round."""
+    types, asked = vocabulary(METHODS[METHOD]()), Assessment(1, METRICS["accuracy"], 50, FLOAT)
+    if "state" in read_head(answer):
+        return read_answer(0, answer, types, lambda m: trained_answer(m, 0, layout(())))
+    return read_answer(0, answer, types, lambda m: judged_answer(m, 0, asked))
+
+
+def test_what_a_site_answered_can_be_read(answers):
+    assert not any(isinstance(read_by_the_operator(answer), Rejection) for answer in answers)
+
+
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_an_answer_that_cannot_be_read_is_as_silence(folders, silent, attack):
-    assert run_with(folders, attack).summary["digest"] == silent
+def test_an_answer_that_cannot_be_read_is_a_reason(answers, attack):
+    for answer in answers:
+        assert isinstance(read_by_the_operator(attack(answer)), Rejection)
+
+
+def test_an_answer_that_cannot_be_read_is_as_silence(folders, silent):
+    assert run_with(folders, ATTACKS["nested"]).summary["digest"] == silent
 
 
 SCORES = {
@@ -100,8 +129,12 @@ SCORES = {
 
 
 @pytest.mark.parametrize("attack", SCORES.values(), ids=SCORES)
-def test_scores_that_cannot_be_are_no_scores(folders, attack):
-    found = run_with(folders, lambda answer: rebuilt(answer, attack))
+def test_scores_that_cannot_be_are_a_reason(answers, attack):
+    assert isinstance(read_by_the_operator(rebuilt(answers[1], attack)), Rejection)
+
+
+def test_scores_that_cannot_be_are_no_scores(folders):
+    found = run_with(folders, lambda answer: rebuilt(answer, SCORES["infinite"]))
     assert np.isnan(found.last[0])
     assert np.isfinite(found.last[1:]).all()
     assert np.isfinite(found.summary["accuracy_last"])
@@ -144,11 +177,11 @@ def test_a_hostile_answer_before_the_rounds_is_one_message_that_names_its_site(
     handlers = {name: handler_of(folder) for name, folder in folders.items()}
     said = None
     try:
-        found = executed(setting_of(ASKED, InProcess(handlers, spoil)))
+        setting = setting_of(ASKED, InProcess(handlers, spoil))
+        setting.agreed(Plan.single(setting.config, None).cells[0])
     except EngineError as error:
         said = str(error)
     if said is None:
-        assert np.isfinite(found.last).all()
         assert kind in ("who", "ask", "describe")
     else:
         assert "ash" in said

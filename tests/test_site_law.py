@@ -687,7 +687,7 @@ def deep(message, draws):
     return len(whole).to_bytes(8, "little") + whole + save({})
 
 
-KINDS = ("who", "ask", "describe", "divide", "agree", "samples", "judge", "local", "predict")
+KINDS = ("who", "ask", "describe", "divide", "agree", "judge", "local", "predict")
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
@@ -722,10 +722,7 @@ def asked_of_a_site(tmp_path_factory):
     done = setting_of(ASKED, transport)
     executed(done)
     messages = [one[HEAD:] for one in transport.kept]
-    (divide,) = (one for one in messages if read_head(one)["kind"] == "divide")
     (name,) = (path.name for path in folders["ash"].experiments.iterdir())
-    pool = {"division": json.loads(bytes(decode(divide, {}).body[0].numpy())), "share": 0.1}
-    messages.append(setup_message("samples", pool | {"seed": 0}))
     messages.append(setup_message("judge", {"metric": "accuracy", "pairs": [[name, name]]}))
     return Attacker(folders), messages
 

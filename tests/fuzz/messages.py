@@ -26,7 +26,7 @@ HOSTILE = "ash"  # the site whose messages are changed
 METHOD = "fedfomo"
 ASKED = merge(sites.FAST, {"algorithm.name": METHOD, "run.rounds": 2})
 PEERS = merge(sites.FAST, {"algorithm": {"name": "federico", "downloads": 2}, "run.rounds": 2})
-SETUP = ("who", "ask", "describe", "divide", "agree", "samples", "judge")
+SETUP = ("who", "ask", "describe", "divide", "agree", "judge")
 ROUNDS = ("local", "predict")
 STEPS = ("want", "model", "train", "close", "end")
 
@@ -173,7 +173,7 @@ class Federation:
     def __init__(self, asked: Any) -> None:
         home = Path(tempfile.mkdtemp(prefix="coterie-fuzz-"))
         self.folders = sites.site_folders(
-            home / "fed", sites.write_tables(home / "data"), ("shown", "samples")
+            home / "fed", sites.write_tables(home / "data"), ("shown", "scores")
         )
         self.fed = FederationFolder.open(home / "fed" / "fed")
         if asked is PEERS:
@@ -197,7 +197,6 @@ def federation() -> Federation:
     made = Federation(ASKED)
     setting = sites.setting_of(ASKED, made.said)
     sites.executed(setting)
-    setting._asked_for_samples(0.1, 0, None)
     (name,) = {path.name for path in made.folders[HOSTILE].experiments.iterdir()}
     judge = message_of("judge", {"metric": "accuracy", "pairs": [[name, name]]})
     made.signed.ask(dict.fromkeys(made.folders, judge), -1)

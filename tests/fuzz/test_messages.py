@@ -18,8 +18,7 @@ from coterie.core.messages import REASONS
 from coterie.deploy import keys
 from coterie.deploy.peer_part import checked_change, checked_model
 from coterie.deploy.peers import _at_fault, _read
-from coterie.deploy.protocol import Signed, announced, arrays_of, gain_answered, unsigned
-from coterie.deploy.sharing import pool_of
+from coterie.deploy.protocol import Signed, announced, gain_answered, unsigned
 from coterie.engines.codec import Message, decode, encode, refused_by
 from coterie.engines.remote import RemoteEngine
 from coterie.errors import CoterieError
@@ -105,21 +104,6 @@ def test_before_the_rounds_an_operator_reads_or_names_the_site(kind, draws, recw
     assert "\x1b" not in said
     assert not any("\x1b" in str(one.message) for one in recwarn)
     recwarn.clear()
-
-
-@often
-@given(draws=st.data())
-def test_samples_of_a_pool_are_those_that_were_asked_for(draws):
-    made = federation()
-    right = made.said.answers[HOSTILE, "samples", -1]
-    setting = _setting()
-    try:
-        parts = [arrays_of(draws.draw(mutations(right)))]
-        counts = [setting._division().reports[0].counts.train]
-        pool = pool_of(parts, counts, 0.1, setting.schema, setting._division().moments)
-        assert len(pool.x) == len(pool.y) <= 0.1 * counts[0] + 1
-    except CoterieError:
-        pass
 
 
 @often

@@ -28,7 +28,7 @@ EXPOSURES: dict[str, Exposure] = {
         "as FedAvg; **raw samples**",
         "as FedAvg; **raw samples of the others**",
         "–",
-        "refused unless every site consents (`samples`)",
+        "for simulations alone: real sites refuse it",
     ),
     "fedprox": Exposure("as FedAvg", "as FedAvg"),
     "fedprox_ft": Exposure("as FedAvg", "as FedAvg", "the fine-tuned model"),

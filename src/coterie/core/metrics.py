@@ -41,6 +41,9 @@ class Metric:
     by_share: bool = False  # reads signed weights, see _share_weighted_accuracy
     unit: str = ""  # added where a table names the metric
     lowest: float = 0.0  # of all possible scores
+    # One test row changes a score by at most its share of all rows, or of those of the smallest
+    # class; or, if errors are bounded, by its share of that. Without such a bound: None.
+    one_row: Literal["rows", "classes", "errors"] | None = None
 
     def possible(self, score: float) -> bool:
         """Whether a score that somebody else computed may be one; NaN is no score.
@@ -344,16 +347,17 @@ def _percent(name: str, title: str, scorer: Scorer, **more: Any) -> Metric:
 METRICS = {
     row.name: row
     for row in (  # the first row of each kind of targets is the default
-        _percent("accuracy", "accuracy", _accuracy, test="counts"),
-        _percent("balanced_accuracy", "balanced accuracy", _balanced_accuracy),
+        _percent("accuracy", "accuracy", _accuracy, test="counts", one_row="rows"),
+        _percent("balanced_accuracy", "balanced accuracy", _balanced_accuracy, one_row="classes"),
         _percent(
             "share_weighted_accuracy",
             "accuracy weighted by class shares",
             _share_weighted_accuracy,
             test="shares",
             by_share=True,
+            one_row="classes",
         ),
-        _percent("auc", "AUC", _auc, probabilities=True, test="ranks"),
+        _percent("auc", "AUC", _auc, probabilities=True, test="ranks", one_row="classes"),
         _percent("auprc", "AUPRC", _auprc, probabilities=True),
         _percent("f1", "F1", _f1),
         _loss("log_loss", "log loss", "classes", probabilities=True, test="means"),
@@ -369,7 +373,14 @@ METRICS = {
             test="root",
             unit="in the target's unit",
         ),
-        _loss("mae", "error (MAE)", "numbers", test="flips", unit="in the target's unit"),
+        _loss(
+            "mae",
+            "error (MAE)",
+            "numbers",
+            test="flips",
+            unit="in the target's unit",
+            one_row="errors",
+        ),
         Metric(
             "r2", "R²", _r2, "numbers", percent=False, highest=1.0, test="ratio", lowest=-math.inf
         ),

@@ -116,18 +116,6 @@ class Shards:
         shares = None if self.shares is None else self.shares.expand(population, -1)
         return replace(self, splits=splits, relabel=relabel, shares=shares)
 
-    def with_training(self, client: int, x: Tensor, y: Tensor) -> "Shards":
-        """The shards with more training samples of one client; they have no unit (-1)."""
-        first, units = len(self.y), self.units
-        lists = [self.splits["train"].of(i) for i in range(len(self.splits["train"].sizes))]
-        lists[client] = torch.cat([lists[client].cpu(), torch.arange(first, first + len(y))])
-        if units is not None:
-            units = torch.cat([units, units.new_full((len(y),), -1)])
-        splits = {**self.splits, "train": Ragged(lists, self.device)}
-        return replace(
-            self, x=torch.cat([self.x, x]), y=torch.cat([self.y, y]), splits=splits, units=units
-        )
-
     def of(self, client: int) -> "Shards":
         """The shard of one client: only its own samples, under its number here."""
         lists = {name: self.splits[name].of(client) for name in SPLITS}

@@ -85,10 +85,15 @@ class Document(BaseModel, frozen=True):
 
 
 class LimitsTable(Document, frozen=True):
-    """The largest message, the longest time for one, and what a site keeps on its disk."""
+    """The largest message, and the longest time for one."""
 
     message_mib: Annotated[int, Field(ge=1, le=1024 * 1024)] = 1024
     seconds: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600
+
+
+class SiteLimitsTable(LimitsTable, frozen=True):
+    """Also what a site keeps on its disk."""
+
     disk_mib: Annotated[int, Field(ge=1)] = 50_000
 
 
@@ -201,7 +206,7 @@ class ConsentTable(Document, frozen=True):
     """What may leave the site beside the messages of a method; ``site.toml`` says what each is."""
 
     shown: bool = False
-    samples: bool = False
+    scores: bool = False
     models: bool = False
     counts: bool = False
     feature_mean: bool = False
@@ -235,6 +240,13 @@ class StatisticsTable(Document, frozen=True):
     salt: str = ""
 
 
+class ScoresTable(Document, frozen=True):
+    """How exactly, and how often, the site tells of its test rows."""
+
+    noise: Annotated[float, Field(ge=0)] = 2.0
+    most: Annotated[int, Field(ge=0)] = 100
+
+
 Levels = Literal["named", "hashed"] | Names | Annotated[dict[Line, Line], Field(max_length=1000)]
 Bounds = Annotated[tuple[float, float], Field(strict=False)]
 
@@ -246,9 +258,10 @@ class SiteDocument(Document, frozen=True):
     data: SiteDataTable = SiteDataTable()
     policy: PolicyTable = PolicyTable()
     statistics: StatisticsTable = StatisticsTable()
+    scores: ScoresTable = ScoresTable()
     levels: dict[str, Levels] = Field(default={}, max_length=10_000)
     ranges: dict[str, Bounds] = Field(default={}, max_length=10_000)
     partners: dict[SiteName, Key32] = Field(default={}, max_length=1000)
     consent: ConsentTable = ConsentTable()
-    limits: LimitsTable = LimitsTable()
+    limits: SiteLimitsTable = SiteLimitsTable()
     code: dict[str, Sha256] = Field(default={}, max_length=MOST_CODE)

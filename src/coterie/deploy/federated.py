@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..core.algorithm import AnyAlgorithm, Sharing
+from ..core.algorithm import AnyAlgorithm
 from ..core.fields import AUTO
 from ..core.metrics import automatic
 from ..core.paired_tests import SiteGain
-from ..core.problem import Problem, SharedPool
+from ..core.problem import Problem
 from ..core.tree import Tree
 from ..data.arrays import Scale, normalisation
 from ..data.data_schema import Schema, client_order, merged
@@ -32,7 +32,6 @@ from ..data.partition import Fold
 from ..data.partitions.base import Natural
 from ..data.standard import Moments, Preprocessing, apply
 from ..engines import Engine
-from ..engines.codec import digest
 from ..engines.remote import SETUP, RemoteEngine, Transport, first_states, held_states
 from ..errors import ConfigError, CoterieWarning, EngineError
 from ..runs import environment
@@ -55,17 +54,13 @@ from .protocol import (
     Introduction,
     JudgeRequest,
     Nothing,
-    PoolRequest,
     Proposal,
     Signed,
-    arrays_of,
-    as_array,
     ask_all,
     gain_answered,
     payload_of,
     setup_message,
 )
-from .sharing import checked_share, packed, pool_of
 from .sums import moments_of, total_of
 from .terms import Agreement, Declared, Request, problem_of, request_of, shared_config
 
@@ -133,15 +128,12 @@ class Federated(Setting):
     factory: Callable[[], nn.Module]
     _divided: dict[Fold | None, Divided] = field(default_factory=dict)  # once the sites were asked
     _nonces: dict[tuple[str, int], str] = field(default_factory=dict)  # by method and seed
-    _pools: dict[tuple[int, Fold | None, Sharing], SharedPool] = field(default_factory=dict)
 
     def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
         """The problem of one run, from what the sites declare."""
-        fold = asked.fold(asked.run.seed)
-        found = self._division(fold)
+        found = self._division(asked.fold(asked.run.seed))
         declared = Declared(self.clients, tuple(r.counts for r in found.reports), self.schema)
-        pool = self._pool(algorithm, asked.dealt(asked.run.seed), fold)
-        problem = problem_of(asked, algorithm, declared, self.factory, pool=pool)
+        problem = problem_of(asked, algorithm, declared, self.factory)
         return Prepared(problem, found.roster(), None)
 
     def identity(self, seed: int) -> Identity:
@@ -184,11 +176,7 @@ class Federated(Setting):
         """Have every site agree to an experiment; its hash, its nonce, what the sites answered."""
         self._nonces[cell.name] = nonce or secrets.token_hex(16)
         agreement = self._agreement(cell)
-        pool = self._pool(
-            cell.method.build(), self.config.dealt(cell.seed), self.config.fold(cell.seed)
-        )
-        arrays = () if pool is None else (as_array(packed(pool)),)
-        asked = setup_message("agree", Proposal(agreement.to_json()), *arrays)
+        asked = setup_message("agree", Proposal(agreement.to_json()))
         consents = ask_all(self.transport, self.clients, asked, partial(payload_of, kind=Consent))
         for name, consent in consents.items():
             if consent.experiment != agreement.hash:
@@ -286,27 +274,9 @@ class Federated(Setting):
 
     # ---- the agreement ---------------------------------------------------------------------------
 
-    def _pool(self, algorithm: AnyAlgorithm, seed: int, fold: Fold | None) -> SharedPool | None:
-        """The samples that a method shares among all sites; every site has to consent."""
-        sharing = algorithm.traits.sharing
-        if sharing is None:
-            return None
-        key = seed, fold, sharing
-        if key not in self._pools:
-            self._pools[key] = self._asked_for_samples(checked_share(sharing), seed, fold)
-        return self._pools[key]
-
-    def _asked_for_samples(self, share: float, seed: int, fold: Fold | None) -> SharedPool:
-        found = self._division(fold)
-        asked = setup_message("samples", PoolRequest(self._request(fold), share, seed))
-        parts = [*ask_all(self.transport, self.clients, asked, arrays_of).values()]
-        counts = [report.counts.train for report in found.reports]
-        return pool_of(parts, counts, share, self.schema, found.moments)
-
     def _agreement(self, cell: Cell) -> Agreement:
-        config, fold = self.config.single(cell.method, cell.seed), self.config.fold(cell.seed)
-        found = self._division(fold)
-        pool = self._pool(cell.method.build(), self.config.dealt(cell.seed), fold)
+        config = self.config.single(cell.method, cell.seed)
+        found = self._division(self.config.fold(cell.seed))
         if cell.name not in self._nonces:  # a run that finished before
             stored = None if cell.out is None else files.read_json(cell.out / CONFIG)
             self._nonces[cell.name] = _nonce(stored) or secrets.token_hex(16)
@@ -320,7 +290,6 @@ class Federated(Setting):
             moments=found.moments,
             kept=2 * (config.run.checkpoint_every or 1) + KEPT,
             sealed=self.request.sealed,
-            pool="" if pool is None else digest(packed(pool)),
         )
 
 
@@ -330,9 +299,9 @@ def _nonce(config: Mapping[str, Any] | None) -> str:
     return str(resolved.get("nonce", ""))
 
 
-def _described(answer: bytes) -> tuple[Schema, dict[str, str]]:
+def _described(answer: bytes) -> tuple[Schema, Description]:
     found = payload_of(answer, Description)
-    return Schema.from_json(found.schema), found.versions
+    return Schema.from_json(found.schema), found
 
 
 def federation_of(
@@ -383,7 +352,8 @@ def federated(
     )
     asked = setup_message("describe", Approved(request.id))
     described = ask_all(transport, clients, asked, _described)
-    for name, (_, versions) in described.items():
+    for name, (_, of) in described.items():
+        versions = of.versions
         if versions.get("source") != environment.fingerprint():
             warnings.warn(
                 f"site '{name}' runs coterie {versions.get('coterie', '?')[:20]} with other "
@@ -393,9 +363,14 @@ def federated(
                 stacklevel=2,
             )
     schema = merged({name: schema for name, (schema, _) in described.items()})
-    run = config.run.model_copy(update={"checkpoint_every": config.run.checkpoint_every or 1})
-    asked_for = {"run": run, "partition": PartitionTable(name="natural")}
     named = config.run.metric != AUTO
+    changes: dict[str, Any] = {"checkpoint_every": config.run.checkpoint_every or 1}
+    if not named and schema.regression:
+        changes["metric"] = "mae"  # whose scores may leave without a consent
+    if not any(of.scores for _, of in described.values()):
+        changes["evaluate_every"] = config.run.rounds  # nobody tells of another round
+    run = config.run.model_copy(update=changes)
+    asked_for = {"run": run, "partition": PartitionTable(name="natural")}
     config = settled(config.model_copy(update=asked_for), schema.example())
     factory = factory_of(config, schema.example())
     made = Federated(config, transport, transport_name, clients, request, schema, factory)

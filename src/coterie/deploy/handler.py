@@ -14,15 +14,17 @@ import json
 import logging
 import shutil
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
+from ..core.answers import Outcomes
 from ..core.imports import Code
 from ..core.metrics import METRICS
+from ..core.shards import Shards
 from ..data.data_schema import Schema
 from ..engines.codec import digest, is_digest, read_head, refusal, refused_by
 from ..engines.site import Disclosure, RoundHead, Site, judged
@@ -55,22 +57,16 @@ from .protocol import (
     Introduction,
     JudgeRequest,
     Nothing,
-    PoolRequest,
     Proposal,
-    arrays_of,
     payload_of,
     setup_message,
     unsigned,
 )
-from .sharing import LARGEST_SHARE, unpacked
+from .scores import ToldScores, validation_rows
 from .site_folder import SiteFolder
-from .terms import Agreement, Experiment, Request, experiment_of
+from .terms import Agreement, Experiment, Request, experiment_of, refuse_sharing
 
-AGREEMENT, POOL = "agreement.json", "pool.bin"
-RAW_SAMPLES = (
-    "the method sends raw samples of every site to all others, and this site's [consent] samples "
-    "is false"
-)
+AGREEMENT = "agreement.json"
 CODE = "code"  # in a site's folder: copies of the files that its owner allows a config to name
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
 BEFORE_APPROVAL = MIB  # bytes of a message
@@ -102,6 +98,7 @@ class SiteHandler:
     def __init__(self, folder: SiteFolder, holdings: Holdings) -> None:
         self._folder, self._holdings = folder, holdings
         self._approvals = Approvals(folder)
+        self._scores = ToldScores.of(folder)
         self._open: dict[str, Open] = {}
         self._code = allowed_code(folder)
         self._told: tuple[str, ...] = ()  # what the answer that is being made holds
@@ -172,7 +169,6 @@ class SiteHandler:
             "describe": self._describe,
             "divide": self._divide,
             "agree": self._agree,
-            "samples": self._samples,
             "judge": self._judge,
             "local": partial(self._in_round, head),
             "predict": partial(self._in_round, head),
@@ -204,7 +200,8 @@ class SiteHandler:
         self._told = tuple(
             f"{name}: {', '.join(texts) or 'numbers'}" for name, texts in told.items()
         )
-        return setup_message("describe", Description(schema.to_json(), versions))
+        found = Description(schema.to_json(), versions, self._folder.consent.scores)
+        return setup_message("describe", found)
 
     def _asked_schema(self, asked: DivisionRequest) -> tuple[Approval, Schema]:
         """The approved request that a message is a part of, and the common schema."""
@@ -232,30 +229,15 @@ class SiteHandler:
         report = DivisionReport(counts, *facts.seal, facts.weak, classes, numbers, masked)
         return setup_message("divide", report)
 
-    def _samples(self, data: bytes) -> bytes:
-        """Raw samples for a pool of all sites; they leave only with the owner's consent."""
-        asked = payload_of(data, PoolRequest)
-        _, schema = self._asked_schema(asked.division)
-        if not self._folder.consent.samples or not 0 <= asked.share <= LARGEST_SHARE:
-            raise ForbiddenError("refused", RAW_SAMPLES)
-        of = asked.division
-        shared = self._holdings.shared(schema, of.scale, asked.share, asked.seed, of.fold)
-        self._told = (f"{len(shared[0])} raw training samples",)
-        return setup_message("samples", Nothing(), *shared)
-
     def _agree(self, data: bytes) -> bytes:
         """Check the terms of an experiment, write them down, and make the first state."""
         agreement = Agreement.from_json(payload_of(data, Proposal).agreement)
         approval = self._approvals.approved(agreement.request)
-        pool = b"".join(bytes(part.numpy()) for part in arrays_of(data))
-        made = self._made(agreement, pool)
+        made = self._made(agreement)
         self._check(made.experiment)
         self._approvals.agree(approval, made.experiment, made.experiment.problem.model.whole)
         folder = made.site.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if agreement.pool:
-            with files.whole(folder / POOL) as temporary:
-                temporary.write_bytes(pool)
         files.write_text(folder / AGREEMENT, agreement.to_json() + "\n")
         self._remember(agreement.hash, made)
         self._told, self._agreed = ("the hash of its first state",), agreement.hash
@@ -265,8 +247,7 @@ class SiteHandler:
     def _check(self, experiment: Experiment) -> None:
         """Refuse terms that the site did not consent to, or that are not about its own data."""
         consent, traits = self._folder.consent, experiment.algorithm.traits
-        if traits.sharing is not None and not consent.samples:
-            raise ForbiddenError("refused", RAW_SAMPLES)
+        refuse_sharing(experiment.algorithm)
         if traits.discloses and not getattr(consent, traits.discloses):
             raise ForbiddenError(
                 "refused",
@@ -274,6 +255,8 @@ class SiteHandler:
                 f"{traits.discloses} is false",
             )
         agreement, scale = experiment.agreement, experiment.config.data.scale
+        if not (consent.scores or agreement.sealed):
+            self._check_metric(experiment)
         fold = experiment.config.fold(experiment.problem.seed)
         own = self._holdings.facts(agreement.schema, scale, fold).counts
         said = agreement.counts[agreement.clients.index(self._folder.name)]
@@ -281,6 +264,20 @@ class SiteHandler:
             raise ForbiddenError(
                 "refused", f"the agreement says {said} of this site; its data gives {own}"
             )
+
+    def _check_metric(self, experiment: Experiment) -> None:
+        """Refuse an experiment whose scores cannot leave."""
+        metric = experiment.config.run.metric
+        told = [name for name, one in METRICS.items() if one.one_row is not None]
+        if metric not in told or (
+            METRICS[metric].targets == "numbers" and not _deviation(experiment)
+        ):
+            raise ForbiddenError(
+                "refused",
+                f"a single row may decide a score of '{metric}', and this site's [consent] scores "
+                f"is false; expected one of {', '.join(told)}",
+            )
+        self._scores.refuse_spent()
 
     # ---- the rounds ----------------------------------------------------------------------------
 
@@ -310,6 +307,8 @@ class SiteHandler:
         sha = digest(data)
         gate.check(asked, sha)
         self._told = (WHAT[asked.kind],)
+        if isinstance(asked, RoundHead) and asked.kind == "predict" and site.telling is not None:
+            self._told = ("scores of the final model, with noise",) if asked.last else ("nothing",)
         before = site.repeated(data) if peer is None else None  # a step is computed anew
         if before is not None:
             return before
@@ -325,23 +324,29 @@ class SiteHandler:
         asked = payload_of(data, JudgeRequest)
         if asked.metric not in METRICS or not 1 <= len(asked.pairs) <= MOST_PAIRS:
             raise EngineError("judge: found an unknown metric, or no or too many pairs of runs")
-        pairs = [
-            (self._finished(ours, asked.metric), self._finished(local, asked.metric))
-            for ours, local in asked.pairs
-        ]
+        runs = [[self._finished(name, asked.metric) for name in pair] for pair in asked.pairs]
+        pairs = [(ours.site.folder, local.site.folder) for ours, local in runs]
+        consent, deviation = self._folder.consent.scores, _deviation(runs[0][0].experiment)
+        found = (
+            judged(asked.metric, pairs)
+            if consent
+            else self._scores.gain(asked.metric, pairs, deviation)
+        )
         self._told = (
             f"gain over training alone, of each of {len(pairs)} trainings and of all: variance, "
-            "interval, p-value, degrees of freedom, and counts of wins, losses and rows",
+            "interval, p-value, degrees of freedom, and "
+            + ("counts of wins, losses and rows" if consent else "count of rows, with noise"),
         )
-        return setup_message("judge", judged(asked.metric, pairs).to_json())
+        return setup_message("judge", found.to_json())
 
-    def _finished(self, name: str, metric: str) -> Path:
-        """The folder of an experiment whose approval holds and whose metric this is."""
-        experiment, site, *_ = self.experiment(name)
+    def _finished(self, name: str, metric: str) -> Open:
+        """An experiment whose approval holds and whose metric this is."""
+        found = self.experiment(name)
+        experiment = found.experiment
         self._approvals.approved(experiment.agreement.request)
         if experiment.config.run.metric != metric:
             raise ForbiddenError("policy", f"expected the agreed {experiment.config.run.metric}")
-        return site.folder
+        return found
 
     # ---- experiments -----------------------------------------------------------------------------
 
@@ -361,9 +366,7 @@ class SiteHandler:
             agreement = Agreement.from_json(path.read_text(encoding="utf-8"))
             if agreement.hash != name:
                 raise StoreError(f"{path}: has changed since it was agreed to; it is not used")
-            stored = path.parent / POOL
-            pool = stored.read_bytes() if agreement.pool and stored.is_file() else b""
-            self._remember(name, self._made(agreement, pool))
+            self._remember(name, self._made(agreement))
         return self._open[name]
 
     def _remember(self, name: str, made: Open) -> None:
@@ -372,18 +375,14 @@ class SiteHandler:
         for key in [*self._open][:-MOST_OPEN]:
             del self._open[key]
 
-    def _made(self, agreement: Agreement, pool: bytes) -> Open:
+    def _made(self, agreement: Agreement) -> Open:
         """The site's part of an experiment: its client number, its problem, its samples."""
         folder = self._folder
         if folder.name not in agreement.clients:
             raise ForbiddenError("wrong_client", f"'{folder.name}' is not among the clients")
         most = folder.limits.message_mib * MIB
-        schema, population = agreement.schema, len(agreement.clients)
-        shared = unpacked(pool, agreement.pool, schema, population) if agreement.pool else None
         secret = partial(self._secret, agreement)
-        experiment = experiment_of(
-            agreement, self._code, secret=secret, most_bytes=most, pool=shared
-        )
+        experiment = experiment_of(agreement, self._code, secret=secret, most_bytes=most)
         consent, place = folder.consent, folder.experiments / agreement.hash
         shards = functools.cache(partial(self._holdings.shards, experiment))
         site = Site(
@@ -394,6 +393,7 @@ class SiteHandler:
             shards,
             Disclosure(shown=consent.shown, models=consent.models),
             kept=agreement.kept,
+            telling=None if consent.scores else partial(self._tell, experiment, shards),
         )
         private = experiment.problem.privacy is not None
         rounds = experiment.config.run.rounds
@@ -405,6 +405,19 @@ class SiteHandler:
             peer = PeerSite(site, secrets, agreement.hash, experiment.config.run.metric)
         return Open(experiment, site, gate, peer)
 
+    def _tell(
+        self,
+        experiment: Experiment,
+        shards: Callable[[], Shards],
+        exact: Sequence[float],
+        outcomes: Outcomes,
+    ) -> list[float]:
+        """The scores of a final model as they leave."""
+        (answers,), agreement = outcomes.clients(), experiment.agreement
+        val = exact[1], *validation_rows(shards(), agreement.clients.index(self._folder.name))
+        metric, deviation = experiment.config.run.metric, _deviation(experiment)
+        return self._scores.score(agreement.hash, metric, answers, val, deviation)
+
     def _secret(self, agreement: Agreement, config: Config) -> bytes:
         """What the noise of an experiment is drawn from.
 
@@ -415,6 +428,12 @@ class SiteHandler:
         seal = self._holdings.facts(agreement.schema, scale, fold).seal
         bound = json.dumps([agreement.hash, *seal, self._folder.code]).encode()
         return hmac.digest(self._folder.secret(), bound, "sha256")
+
+
+def _deviation(experiment: Experiment) -> float:
+    """The standard deviation of the target over all sites; 0 where nothing is standardised."""
+    moments = experiment.agreement.moments
+    return 0.0 if moments is None else moments.target_std
 
 
 def kept(site: Path) -> int:

@@ -20,7 +20,7 @@ from ..data.arrays import TEST, TRAIN, VALIDATION, Scale
 from ..data.data_schema import Schema
 from ..data.federation import Dataset, Federation, Seal
 from ..data.partition import Fold
-from ..data.simulation import from_each, simulate
+from ..data.simulation import simulate
 from ..data.site_data import SiteSource, read_with, site_federation, site_source
 from ..data.sources.sheets import Sheet, numbers
 from ..data.sources.tables import encode_table
@@ -285,12 +285,7 @@ class Holdings:
             merge_val=experiment.merged,
             shares=METRICS[config.run.metric].by_share,
         )
-        at, pool = problem.clients.index(self._folder.name), problem.pool
-        own = made.shards.placed(at, problem.population)
-        if pool is None:
-            return own
-        others = pool.owner != at
-        return own.with_training(at, pool.x[others], pool.y[others])
+        return made.shards.placed(problem.clients.index(self._folder.name), problem.population)
 
     def judged(self, experiment: Experiment) -> JudgedRows | None:
         """The subgroups of the site's test samples; None if its data names no column for them."""
@@ -299,15 +294,6 @@ class Holdings:
         schema, config = experiment.agreement.schema, experiment.config
         fold = config.fold(config.run.seed)
         return JudgedRows.of(self.federation(schema, config.data.scale, fold=fold))
-
-    def shared(
-        self, schema: Schema, scale: Scale, share: float, seed: int, fold: Fold | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The samples and targets that the site gives to a pool of all sites, as they were read."""
-        held = self.federation(schema, scale, fold=fold)
-        (mask,) = from_each(held, share, seed)
-        given = held.train[0][mask].sort().values
-        return held.dataset.x[given], held.dataset.y[given]
 
     def export(self, out: Path) -> Path:
         """Write the site's data as it uses it, with the part of each row, for a simulation."""

@@ -5,7 +5,6 @@
     describe  -> the schema of the site's own data, and its versions
     divide    -> counts and hashes of its data by the common schema, and its sums
     agree     -> it has agreed to the experiment; the sha256 of its first state
-    samples   -> raw training samples, for a method that shares them, with the site's consent
     judge     -> its gains over training alone, computed from answers that stay with it
 
 The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.site`), or ``peer``
@@ -86,6 +85,7 @@ class Description:
 
     schema: str  # JSON of a Schema
     versions: dict[str, Plain]
+    scores: bool  # whether it tells those of every round
 
 
 @strict
@@ -96,15 +96,6 @@ class DivisionRequest:
     schema: str  # JSON of the common Schema
     scale: Scale
     fold: Fold | None = None  # which tests; no sums and no classes are told of it
-
-
-@strict
-class PoolRequest:
-    """Which share of a site's training samples a method sends to all sites (``samples``)."""
-
-    division: DivisionRequest
-    share: float
-    seed: int
 
 
 @strict
@@ -146,11 +137,11 @@ class JudgeRequest:
 # ---- written and read ----------------------------------------------------------------------------
 
 
-def setup_message(kind: str, payload: Any, *arrays: Tensor) -> bytes:
+def setup_message(kind: str, payload: Any) -> bytes:
     """A message outside of rounds; ``payload`` is one of the dataclasses above, or JSON values."""
     values = payload if isinstance(payload, dict) else asdict(payload)
     body = as_array(json.dumps(values, allow_nan=False, separators=(",", ":")).encode())
-    return encode(Message({"kind": kind}, (body, *arrays)))
+    return encode(Message({"kind": kind}, (body,)))
 
 
 def as_array(data: bytes) -> Tensor:
@@ -161,15 +152,6 @@ def as_array(data: bytes) -> Tensor:
 def payload_of(data: bytes, kind: type[Payload]) -> Payload:
     """The content of a message outside of rounds; refuses anything else."""
     return parsed(_text(data), kind, "message")
-
-
-def arrays_of(data: bytes) -> tuple[Tensor, ...]:
-    """The arrays that follow the content of a message outside of rounds."""
-    body = decode(data, {}).body
-    found = body[1:] if isinstance(body, tuple) else ()
-    if not all(isinstance(part, Tensor) for part in found):
-        raise EngineError("a message holds something else than arrays after its text")
-    return found
 
 
 def _text(data: bytes) -> str:

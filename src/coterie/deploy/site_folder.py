@@ -16,11 +16,12 @@ from .documents import (
     ConsentTable,
     Invite,
     Levels,
-    LimitsTable,
     PolicyTable,
     PublicPart,
+    ScoresTable,
     SiteDataTable,
     SiteDocument,
+    SiteLimitsTable,
     StatisticsTable,
     checked_name,
 )
@@ -54,11 +55,12 @@ class SiteFolder:
     data: SiteDataTable
     policy: PolicyTable
     statistics: StatisticsTable
+    scores: ScoresTable
     levels: Mapping[str, Levels]  # how the texts of columns leave
     ranges: Mapping[str, tuple[float, float]]  # to which numbers of columns are cut
     partners: Mapping[str, str]  # the box keys of other sites
     consent: ConsentTable
-    limits: LimitsTable
+    limits: SiteLimitsTable
     code: Mapping[str, str]  # files that a configuration may name, with their sha256
 
     @classmethod

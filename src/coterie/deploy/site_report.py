@@ -10,6 +10,7 @@ from ..errors import CoterieError, printable
 from ..storage import files
 from . import keys
 from .admission import spoken
+from .scores import ToldScores
 from .site_folder import SiteFolder
 from .small_files import read_plain
 from .terms import Agreement
@@ -35,6 +36,7 @@ def described(site: SiteFolder) -> str:
         f"coordinator: {site.address}, by the transport '{site.transport}'",
         f"data: {_data(site)}",
         f"consent: {_consent(site)}",
+        f"test rows: {_scores(site)}",
         f"code: coterie's own, and {len(site.code)} files of [code] in site.toml",
         f"certificate: expires on {keys.expiry(own):%Y-%m-%d}",
         "fingerprint of this site, for the coordinator to compare by telephone:",
@@ -68,6 +70,13 @@ def _consent(site: SiteFolder) -> str:
     given = [name for name, agreed in site.consent if agreed]
     also = f", and {', '.join(given)}" if given else ""
     return f"the messages of the method{also}"
+
+
+def _scores(site: SiteFolder) -> str:
+    if site.consent.scores:
+        return "exact scores and losses leave, in every round"
+    told = ToldScores.of(site)
+    return f"{told.left} of {told.rule.most} answers about them may still leave"
 
 
 def agreements(experiments: Path) -> Iterator[str]:

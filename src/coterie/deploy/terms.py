@@ -21,7 +21,7 @@ from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.fields import Checked
 from ..core.imports import Code
 from ..core.policies import governed
-from ..core.problem import Counts, Problem, SharedPool
+from ..core.problem import Counts, Problem
 from ..data.data_schema import Schema
 from ..data.standard import Moments, checked_moments
 from ..errors import ConfigError, EngineError
@@ -88,6 +88,8 @@ def request_of(
     methods = config.methods() if config.run.methods else ()
     named = {method.name: method for method in (config.method(), *methods)}
     asked = [config.single(method, config.run.seed) for method in named.values()]
+    for one in asked:
+        refuse_sharing(one.method().build())
     return Request(
         federation,
         clients,
@@ -97,6 +99,15 @@ def request_of(
         config.run.folds,
         sealed,
     )
+
+
+def refuse_sharing(method: AnyAlgorithm) -> None:
+    """Refuse a method that needs raw samples of the sites."""
+    if method.traits.sharing is not None:
+        raise ConfigError(
+            f"algorithm: {type(method).__name__} sends raw samples of every site to all others; "
+            "they do not leave a real site; choose another method, or simulate it"
+        )
 
 
 def most_passes(method: Checked) -> int:
@@ -118,7 +129,7 @@ class Agreement:
 
     request: str  # the id of the request that it is a part of
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    config: Annotated[str, Field(max_length=2**16)]  # the tables of one run, as JSON
+    config: Annotated[str, Field(max_length=2**14)]  # the tables of one run, as JSON
     clients: Sites
     counts: tuple[SiteCounts, ...]  # one entry per client
     schema: Schema
@@ -127,7 +138,6 @@ class Agreement:
         int, Field(ge=2, le=10_000)
     ]  # states that a site keeps, so that the coordinator can resume from a checkpoint
     sealed: bool = False
-    pool: str = ""  # sha256 of the samples that all sites share; "" for a method that shares none
 
     def to_json(self) -> str:
         """The agreement as JSON: the same text for the same agreement."""
@@ -179,7 +189,6 @@ def experiment_of(
     *,
     most_bytes: int,
     secret: Callable[[Config], bytes] | None = None,
-    pool: SharedPool | None = None,
 ) -> Experiment:
     """The method and the problem of an agreement.
 
@@ -192,7 +201,7 @@ def experiment_of(
     factory = factory_of(config, agreement.schema.example())
     declared = Declared(agreement.clients, agreement.counts, agreement.schema)
     key = None if secret is None else secret(config)
-    problem = problem_of(config, algorithm, declared, factory, secret=key, pool=pool)
+    problem = problem_of(config, algorithm, declared, factory, secret=key)
     check_run(algorithm, problem, config.run.rounds)
     merged = merges_validation(config, algorithm)
     return Experiment(agreement, config, governed(algorithm, problem), problem, merged)
@@ -213,7 +222,6 @@ def problem_of(
     factory: Callable[[], nn.Module],
     *,
     secret: bytes | None = None,
-    pool: SharedPool | None = None,
 ) -> Problem:
     """The problem of one run, as a server and its sites know it."""
     example = declared.schema.example()
@@ -228,7 +236,6 @@ def problem_of(
         seed=config.run.seed,
         dtype=torch.float64 if config.train.precision == "float64" else torch.float32,
         secret=secret,
-        pool=pool,
         privacy=config.agreed_privacy,
     )
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,11 +29,13 @@ from ..core.tree import Tree
 from ..errors import EngineError
 from ..storage import files
 from ..storage.files import parsed, strict
+from .base import Evaluation
 from .codec import Message, decode, digest, encode, is_digest, refusal, vocabulary
 from .loop import LoopBackend
 
 STATES, REPLY = "states", "reply.bin"
 ANSWERS, MODEL = "answers.npz", "model.safetensors"
+COLUMNS = len(Evaluation._fields)
 KEPT = 4  # states: a server that resumes from its checkpoint before the last needs older ones
 
 
@@ -45,6 +47,13 @@ class Disclosure(NamedTuple):
 
 
 SIMULATED = Disclosure(models=True)  # a simulation writes the models into the run's folder
+
+
+class Telling(Protocol):
+    """What a site tells of its final model's scores."""
+
+    def __call__(self, exact: Sequence[float], outcomes: Outcomes) -> Sequence[float]:
+        """Instead of the ``exact`` scores and losses: numbers in the order of Evaluation."""
 
 
 @strict
@@ -111,6 +120,7 @@ class Site:
     discloses: Disclosure = SIMULATED
     durable: bool = True  # whether states survive a power cut
     kept: int = KEPT  # states
+    telling: Telling | None = None  # of the last round's scores, and of no others; None: all, exact
 
     @property
     def states(self) -> StateFiles:
@@ -166,16 +176,21 @@ class Site:
     def _predict(self, asked: RoundHead, served: Tree, state: Tree, base: str | None) -> bytes:
         """Evaluate the client's predictor; in the last round the predictor is kept here."""
         (backend, round), last = self._at(asked), asked.last
-        found = backend.predict(self.algorithm, served, state, round, asked.metric, keep=last)
-        columns = [float(column[0]) for column in found.evaluation]
-        scores = torch.tensor(columns, dtype=torch.float64)
-        predictor: Mixture = tree.row(found.mixture, 0)
         told: dict[str, Any] = {"round": round.index, "client": self.client}
+        if self.telling is not None and not last:
+            none = Mixture(torch.zeros(1), torch.zeros(1, 0, dtype=self.problem.dtype))
+            return encode(Message(told, (torch.full((COLUMNS,), math.nan).double(), none)))
+        found = backend.predict(self.algorithm, served, state, round, asked.metric, keep=last)
+        columns: Sequence[float] = [float(column[0]) for column in found.evaluation]
+        predictor: Mixture = tree.row(found.mixture, 0)
         has_model = (predictor.weights != 0).any()
         if last:
             if base is not None:  # else it was kept when the message came first
                 self.keep(predictor, found.outcomes, columns[0] if has_model else math.nan)
             told["digest"] = client_digest(predictor)
+        if self.telling is not None and found.outcomes is not None:
+            columns = self.telling(columns, found.outcomes) if has_model else [math.nan] * COLUMNS
+        scores = torch.tensor(columns, dtype=torch.float64)
         if not (self.discloses.models and last and asked.collect):
             # weights would say whose models it uses
             predictor = Mixture(has_model[None].to(scores), predictor.models[:1, :0])

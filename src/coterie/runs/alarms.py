@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.metrics import METRICS
 from .run import Run
@@ -35,6 +36,8 @@ def same_run(a: Run, b: Run) -> bool:
     """
     if len(a.roster) != len(b.roster):
         return False
+    if _silent(a).any():  # accuracies alone may agree by chance
+        return False
     common = np.intersect1d(a.rounds, b.rounds)
     in_a, in_b = np.isin(a.rounds, common), np.isin(b.rounds, common)
     pairs = ((a.test, b.test), (a.test_loss, b.test_loss), (a.val_loss, b.val_loss))
@@ -46,6 +49,14 @@ def same_run(a: Run, b: Run) -> bool:
     earlier = (b.method == "local") & (b.val_loss[in_b] < a.val_loss[in_a])
     later = same[1:] if len(same) > 1 else same  # methods may begin by training alone
     return len(common) > 0 and bool((same | earlier).all() and later.mean() >= STILL_SAME)
+
+
+def _silent(history: Run) -> NDArray[np.bool_]:
+    """Which clients are sites of a federation that tell no losses ``[K]``."""
+    if history.config.get("run", {}).get("federation") is None:
+        return np.zeros(len(history.roster), bool)
+    silent: NDArray[np.bool_] = np.logical_and.reduce(np.isnan(history.test_loss))
+    return silent
 
 
 def of_divergence(history: Run) -> list[Alarm]:
@@ -65,12 +76,12 @@ def _wild_scores(history: Run) -> list[tuple[int, str]]:
     A loss has exploded above 100 for classes, where guessing has at most about 10, and above 10,000
     times the first one (or 1) for a regression, whose loss is half the squared error.
     """
-    most = np.full(len(history.roster), EXPLODED)
+    most, silent = np.full(len(history.roster), EXPLODED), _silent(history)
     if METRICS[history.metric].targets == "numbers":
         most = EXPLODED**2 * np.fmax(1.0, history.test_loss[0])
     for index, scores, losses in zip(history.rounds, history.test, history.test_loss, strict=True):
         judged = ~np.isnan(scores)  # the others have no test data, or no model
-        fine = np.isfinite(scores) & (losses <= most)
+        fine = np.isfinite(scores) & ((losses <= most) | silent)
         wild = int((judged & ~fine).sum())
         if wild:
             whose = f"the models of {wild} of {judged.sum()} clients"

@@ -143,7 +143,7 @@ class RunTable(_Table, frozen=True):
     With ``folds`` each method is trained once for each part of every client's samples, which then
     tests; ``data.test`` has no effect.
     The metric "auto" is accuracy; AUC where one of two classes has less than a third of the
-    samples; and RMSE of numbers.
+    samples; and RMSE of numbers (at the sites of a federation MAE).
     With ``spread = "ray"`` the runs of a comparison are executed at the same time, in the tasks of
     a Ray cluster; otherwise one after the other in this process.
     """
