@@ -280,8 +280,10 @@ def fuse_descent(graph: fx.Graph) -> None:
             continue
         a, b = _nodes(product)
         batch, rows, columns = product.meta["shape"]
+        lead = node.meta["shape"][:-1]
+        if lead.numel() != batch:  # one product for several models, of a batch of one sample
+            continue
         with graph.inserting_before(node):
-            lead = list(node.meta["shape"][:-1])
             rate = graph.call_function(aten.expand.default, (rate, [*lead, 1]))
             rate = graph.call_function(aten.reshape.default, (rate, [batch, 1, 1]))
             if a.meta["shape"].numel() <= b.meta["shape"].numel():
