@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from coterie.errors import ConfigError
-from coterie.storage import lock
+from coterie.storage import files, lock
 from coterie.studies.paper_page import BEGIN, END, all_states, pages
+from coterie.studies.records import published_records
 from coterie.studies.reproducing import card_of, reproduction
 from support import cards_home
 from test_cards import CARD, taken
@@ -202,6 +203,14 @@ def test_the_pages_in_the_documentation_are_those_of_their_records():
         rows = [line for line in text.splitlines() if path.suffix == ".md" and line[:1] == "|"]
         assert all(len(row) <= 200 for row in rows), path
     assert all(path.stat().st_size <= 200_000 for path in published.iterdir())
+
+
+def test_a_run_that_several_cards_publish_has_one_result():
+    found = {}
+    for path in sorted((ROOT / "docs" / "results" / "cards").iterdir()):
+        for record in published_records(files.read_json(path), path):
+            told = (record.last, record.curve)
+            assert found.setdefault(record.key, told) == told, (path.name, record.method)
 
 
 def test_all_goes_on_where_a_dataset_is_missing_and_says_so(cards, reproduce, monkeypatch):
