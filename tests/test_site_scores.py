@@ -334,3 +334,13 @@ def test_sites_that_tell_no_losses_raise_no_alarm(folders):
     assert np.isnan(run.test_loss).all()
     assert not [alarm for alarm in raise_alarms(run, {}) if alarm.code == "diverged"]
     assert not same_run(run, run)
+
+
+def test_the_size_of_the_noise_does_not_tell_the_rows_of_a_class_or_of_a_patient():
+    def size(positive, of_one):
+        units = np.maximum(np.arange(60) - of_one + 1, 0)
+        return one_row("auc", (np.arange(60) < positive).astype(int), units, 0.0)
+
+    assert size(9, 1) == size(15, 1)
+    assert size(9, 3) == size(9, 4)
+    assert size(9, 1) < size(7, 1)

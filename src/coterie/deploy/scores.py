@@ -35,15 +35,25 @@ LARGEST_ERROR = 2.0  # of a prediction of numbers, in standard deviations of the
 DRAWS = secrets.SystemRandom()
 
 
+def coarse(count: float) -> float:
+    """The largest power of two that is not above a count: what is told must not tell the count."""
+    return 2.0 ** math.floor(math.log2(count)) if math.isfinite(count) else count
+
+
 def one_row(metric: str, targets: Array, units: Array, deviation: float) -> float:
-    """The most that one patient's rows can change a score; NaN where there are none."""
+    """The most that one patient's rows can change a score, or more; NaN where there are none.
+
+    It shows in the answers, so the rows of a patient and of a class are powers of two in it.
+    """
     if len(targets) == 0:
         return math.nan
     counts = np.unique(units, return_counts=True)[1]
     of = METRICS[metric].one_row
     whole = {"rows": 100.0, "classes": 100.0, "errors": LARGEST_ERROR * deviation}[str(of)]
-    smallest = np.unique(targets, return_counts=True)[1].min() if of == "classes" else len(targets)
-    return whole * float(counts.max()) / float(smallest)
+    rows = float(len(targets))
+    if of == "classes":
+        rows = coarse(float(np.unique(targets, return_counts=True)[1].min()))
+    return whole / coarse(1.0 / float(counts.max())) / rows
 
 
 def bounded(metric: str, answers: Answers, deviation: float) -> Answers:
@@ -204,7 +214,8 @@ class ToldScores:
         found = self._noisy(squares(exact), most * one**2)
         variance = max(0.0, found - gain**2 / exact.samples)
         variance += 2.0 * (self.rule.noise * one) ** 2 / trainings
-        return of_variance(float(gain), float(variance), exact.freedom, exact.samples)
+        freedom = coarse(exact.freedom + 1) - 1
+        return of_variance(float(gain), float(variance), freedom, exact.samples)
 
     def _answers(self, folder: Path, metric: str, deviation: float) -> Answers:
         return bounded(metric, stored_answers(folder)[0], deviation)
