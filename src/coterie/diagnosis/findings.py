@@ -481,8 +481,7 @@ def repeated_warnings(federation: Federation, repeated: Duplicates) -> list[str]
     if units := shared_units(federation):
         found.append(
             f"{len(units)} units are named at more than one client and taken for different ones "
-            f"there: {few(units)}; if they are the same, one client may train on what tests "
-            "another"
+            f"there: {few(units)}; if they are the same, a client may train on another's test data"
         )
     return found
 
