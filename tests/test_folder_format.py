@@ -43,7 +43,7 @@ def edit(path, **changes):
 def shown(place):
     """Everything that people see of a run."""
     result = coterie.read(place)
-    return repr(result), result._repr_html_(), run_page(result)
+    return repr(result), run_page(result)
 
 
 # ---- formats -------------------------------------------------------------------------------------

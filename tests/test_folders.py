@@ -293,6 +293,14 @@ def test_verify_sees_what_the_manifest_does_not_list(whole):
     assert {sentence.partition(" ")[0] for sentence in wrong} == there
 
 
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_config_that_cannot_be_read_is_one_runs_fault(compared, text):
+    path = compared / "fedavg" / "seed-0" / "config.json"
+    path.unlink() if text is None else path.write_text(text)
+    wrong = coterie.verify(compared)
+    assert [name for name, found in wrong.items() if found] == [str(path.parent)]
+
+
 PARTS = ["report.html", "comparison.json", "compare.json", "fedamp/seed-0", "fedavg/seed-0"]
 
 

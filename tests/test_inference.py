@@ -232,6 +232,12 @@ def test_nothing_is_claimed_of_an_auc_below_ten_of_a_class():
     assert client_gain("auc", [(answers(good, y), answers(bad, y))]).judged
 
 
+def test_units_of_which_no_two_have_the_same_classes_do_not_tell_how_sure_a_gain_is():
+    y, units = [0, 0, 1, 1], [0, 1, 1, 2]  # one unit of each class, and one of both
+    found = client_gain("balanced_accuracy", [(answers(y, y, units), answers([0] * 4, y, units))])
+    assert not found.judged
+
+
 def test_a_class_whose_samples_agree_is_not_certain():
     y = np.repeat([0, 1], [4, 40])
     ours, theirs = y.copy(), np.where(np.arange(44) < 4, 1, y)  # all four of a class are won

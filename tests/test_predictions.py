@@ -115,7 +115,7 @@ def test_the_file_is_listed_checked_and_no_pickle(compared, tmp_path, monkeypatc
     whole = (path / "predictions.npz").read_bytes()
     try:
         (path / "predictions.npz").write_bytes(whole[:-1])
-        assert run_folder.verify(path) == ["predictions.npz has changed since the run was finished"]
+        assert run_folder.verify(path) == ["predictions.npz has changed since it was finished"]
         np.savez(path / "predictions.npz", values=np.array([Bomb()], dtype=object))
         monkeypatch.chdir(tmp_path)
         with pytest.raises(StoreError, match="cannot be read"):

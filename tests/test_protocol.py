@@ -437,6 +437,4 @@ def test_the_partition_is_written_and_verified(tmp_path):
     assert "partition.json" in json.loads((out / "MANIFEST.json").read_text())["files"]
     assert coterie.verify(out) == {str(out): []}
     (out / "partition.json").write_text(json.dumps({**told, "note": "another"}))
-    assert coterie.verify(out) == {
-        str(out): ["partition.json has changed since the run was finished"]
-    }
+    assert coterie.verify(out) == {str(out): ["partition.json has changed since it was finished"]}

@@ -14,12 +14,13 @@ import coterie
 from coterie.core import metrics, tree
 from coterie.core.algorithm import round_of
 from coterie.core.answers import Answers
+from coterie.core.paired_tests import client_gain
 from coterie.deploy import federated as sites_of
 from coterie.deploy.documents import ScoresTable
 from coterie.deploy.federated import federated
 from coterie.deploy.holdings import Holdings
 from coterie.deploy.protocol import setup_message
-from coterie.deploy.scores import ToldScores, bounded, one_row
+from coterie.deploy.scores import ToldScores, bounded, most_squares, one_row, squares
 from coterie.engines.codec import Message, decode, encode, refused_by, vocabulary
 from coterie.runs.alarms import raise_alarms, same_run
 from coterie.runs.config.loading import merge
@@ -165,6 +166,17 @@ def test_answers_about_test_rows_come_to_an_end(folders):
         maker.begin()
 
 
+def test_an_experiment_is_continued_after_the_last_answer(folders):
+    """Its own answer is written down; a resumed run asks the sites to agree again."""
+    folders["ash"] = edited(folders["ash"], ("most = 100 ", "most = 1 "))
+    maker = Maker(folders)
+    first, sent, name = maker.score(0.3, last=True), maker.sent, maker.name
+    nonce = maker.setting._nonces[maker.cell.name]
+    assert maker.setting.agreed(maker.cell, nonce)[0] == name
+    maker.attacker.restart()
+    assert maker.scores(maker.attacker.ask(sent))[:2] == first[:2]
+
+
 def test_gains_tell_no_more_than_noisy_scores(folders):
     """Wins and losses of two models of the operator's choice were exact counts too."""
     maker = Maker(folders)
@@ -232,6 +244,51 @@ def test_no_patient_changes_a_score_by_more_than_noise_is_measured_in(metric, se
     a, b = (metrics.score(metric, one.values, one.targets) for one in told)
     most = one_row(metric, y, units, deviation)
     assert (np.isnan(a) and np.isnan(b)) or abs(a - b) <= most * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("metric", BOUNDED)
+@given(st.integers(0, 10**6))
+def test_no_patient_changes_a_variance_by_more_than_noise_is_measured_in(metric, seed):
+    draws = np.random.default_rng(seed)
+    units = np.repeat(np.arange(30), draws.integers(1, draws.choice([2, 5]), 30))
+    n, deviation = len(units), 1.5
+    y = draws.permutation(np.arange(n) % 2)
+
+    def said():
+        """The answers of a model that is always wrong, always right, or sometimes."""
+        right = draws.random(n) < draws.choice([0.0, 0.1, 0.5, 1.0])
+        if metric == "mae":
+            return np.where(right, y, y + 1e9)
+        if metric == "auc":
+            return np.eye(2)[np.where(right, y, 1 - y)]
+        if metric == "share_weighted_accuracy":
+            return np.where(right, 1.0, -1.0) / np.bincount(y)[y]
+        return np.where(right, y, 1 - y)
+
+    def found(pair):
+        answers = [bounded(metric, Answers(one, y, units), deviation) for one in pair]
+        return squares(client_gain(metric, [tuple(answers)]))
+
+    a, b = said(), said()
+    whose = units == draws.integers(30)
+    other = [one.copy() for one in (a, b)]
+    for one in other:
+        one[whose] = said()[whose]
+    most = most_squares(units) * one_row(metric, y, units, deviation) ** 2
+    assert abs(found((a, b)) - found(other)) <= most * (1 + 1e-9)
+
+
+def test_no_deviation_of_the_operators_tells_where_a_target_stands(tmp_path):
+    """By a tiny one a target far from the operator's mean became infinite, and so its error."""
+    told = ToldScores(tmp_path / "scores.json", ScoresTable())
+    for at, spread in enumerate((1e-39, 1e-9, 1.0)):
+        y = (np.array([3.1, 4.9, 5.2]) - 4.0) / spread
+        with np.errstate(over="ignore"):
+            y = y.astype(np.float32).astype(np.float64) * spread + 4.0
+        answers = Answers(np.full(3, 4.0), y, np.arange(3))
+        val = np.nan, y[:0], np.arange(0)
+        found = told.score(str(at), "mae", answers, val, spread)[0]
+        assert 0 <= found < 20 * spread
 
 
 def test_noise_is_of_the_size_that_the_owner_wrote(tmp_path):

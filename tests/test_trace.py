@@ -508,3 +508,14 @@ def test_training_is_played(recipe, sizes, network):
     (form,) = played._executor._known.values()
     in_place = aten.baddbmm_.default in targets(form.replay._trace)
     assert in_place == (recipe in ("plain", "steps") and sizes == "alike")
+
+
+def test_zeros_that_are_written_into_are_no_zeros():
+    """What is added to by zeros alone is the same, and is not computed."""
+
+    def one(w, x):
+        marked = torch.zeros_like(w)
+        marked[0] = x.sum()
+        return w * 2.0 + marked
+
+    assert_replayed(vmap(one))

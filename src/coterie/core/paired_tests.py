@@ -318,7 +318,7 @@ def _resampled(metric: str, pairs: Sequence[Pair], gain: float, samples: int) ->
     held[place, kind] = True
     _, stratum = np.unique(held, axis=0, return_inverse=True)
     sizes, freedom = np.bincount(stratum), int(held.sum(0)[held.any(0)].min()) - 1
-    if freedom < 1:
+    if freedom < 1 or sizes.max() < 2:  # no two units are alike in their classes
         return _unknown(gain, samples)
     left, which = _left_out(stratum, sizes)
     ends = np.cumsum([len(a.targets) for a, _ in pairs])[:-1]

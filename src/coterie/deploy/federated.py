@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .. import __version__
 from ..core.algorithm import AnyAlgorithm
 from ..core.fields import AUTO
-from ..core.metrics import automatic
+from ..core.metrics import METRICS, automatic
 from ..core.paired_tests import SiteGain
 from ..core.problem import Problem
 from ..core.tree import Tree
@@ -64,6 +64,8 @@ from .protocol import (
 from .sums import moments_of, total_of
 from .terms import Agreement, Declared, Request, problem_of, request_of, shared_config
 
+# Of numbers, the metric whose scores may leave a site without a consent.
+NUMBERS = next(name for name, row in METRICS.items() if row.one_row == "errors")
 KEPT = 2  # states at a site beyond those since the coordinator's checkpoint before the last
 
 
@@ -366,7 +368,7 @@ def federated(
     named = config.run.metric != AUTO
     changes: dict[str, Any] = {"checkpoint_every": config.run.checkpoint_every or 1}
     if not named and schema.regression:
-        changes["metric"] = "mae"  # whose scores may leave without a consent
+        changes["metric"] = NUMBERS
     if not any(of.scores for _, of in described.values()):
         changes["evaluate_every"] = config.run.rounds  # nobody tells of another round
     run = config.run.model_copy(update=changes)

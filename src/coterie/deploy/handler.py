@@ -277,7 +277,7 @@ class SiteHandler:
                 f"a single row may decide a score of '{metric}', and this site's [consent] scores "
                 f"is false; expected one of {', '.join(told)}",
             )
-        self._scores.refuse_spent()
+        self._scores.refuse_spent(experiment.agreement.hash)
 
     # ---- the rounds ----------------------------------------------------------------------------
 

@@ -47,12 +47,30 @@ def one_row(metric: str, targets: Array, units: Array, deviation: float) -> floa
 
 
 def bounded(metric: str, answers: Answers, deviation: float) -> Answers:
-    """The answers; predictions of numbers are moved to within the largest error."""
+    """The answers; of predictions of numbers the errors, moved to within the largest.
+
+    They are those of targets of 0: the operator's mean and deviation may have made a target
+    infinite, or so large that sums with it are rounded.
+    """
     if METRICS[metric].one_row != "errors":
         return answers
-    most = LARGEST_ERROR * deviation
-    errors = np.nan_to_num(answers.values - answers.targets, nan=most).clip(-most, most)
-    return answers._replace(values=answers.targets + errors)
+    most, targets = LARGEST_ERROR * deviation, answers.targets.astype(np.float64)
+    errors = np.nan_to_num(answers.values - targets, nan=most).clip(-most, most)
+    return answers._replace(values=errors, targets=np.zeros_like(targets))
+
+
+def squares(exact: Gain) -> float:
+    """The sum of the squares from which a gain's variance is computed."""
+    return exact.variance + exact.gain**2 / exact.samples
+
+
+def most_squares(units: Array) -> float:
+    """The most that one patient changes :func:`squares`, in squares of :func:`one_row`.
+
+    Once a patient's own square, and once what it changes in the others' parts; these are more where
+    patients have several rows.
+    """
+    return 2.0 if len(np.unique(units)) == len(units) else 4.0
 
 
 def validation_rows(shards: Shards, client: int) -> tuple[Array, Array]:
@@ -83,9 +101,9 @@ class ToldScores:
         told: list[int] = [one["answers"] for one in self._stored().values()]
         return self.rule.most - sum(told)
 
-    def refuse_spent(self, answers: int = 1) -> None:
-        """Refuse a question for which there are no answers left."""
-        if self.left < answers:
+    def refuse_spent(self, question: str, answers: int = 1) -> None:
+        """Refuse a new question for which there are no answers left."""
+        if question not in self._stored() and self.left < answers:
             raise ForbiddenError(
                 "policy",
                 f"scores: {max(0, self.left)} of {self.rule.most} answers about test rows may "
@@ -97,7 +115,7 @@ class ToldScores:
         """The answer to a question: made when it is asked first, and the same for ever."""
         stored = self._stored()
         if question not in stored:
-            self.refuse_spent(answers)
+            self.refuse_spent(question, answers)
             stored[question] = {"answers": answers, "told": make()}
             self.path.parent.mkdir(mode=0o700, exist_ok=True)
             files.write_json(self.path, stored)
@@ -108,7 +126,7 @@ class ToldScores:
 
     def _noisy(self, value: float, one: float) -> float:
         """With noise in multiples of ``one``, and none of its last bits, which would show both."""
-        return round(value / one + DRAWS.gauss(0.0, self.rule.noise), 3) * one
+        return round(value / one + DRAWS.normalvariate(0.0, self.rule.noise), 3) * one
 
     # ---- scores ----------------------------------------------------------------------------------
 
@@ -161,27 +179,30 @@ class ToldScores:
         ones = np.array(
             [math.nan if p is None else one_row(metric, *p[0][1:3], deviation) for p in both]
         )
-        each = tuple(self._noisy_gain(*one, 1) for one in zip(exact.each, apart, ones, strict=True))
+        mosts = [math.nan if p is None else most_squares(p[0].units) for p in both]
+        each = tuple(
+            self._noisy_gain(*one, 1) for one in zip(exact.each, apart, ones, mosts, strict=True)
+        )
         if len(each) == 1:
             return SiteGain(each, each[0])
         known = ~np.isnan(apart)
         if not known.any():
             return SiteGain(each, None)
-        means = apart[known].mean(), ones[known].mean()
+        means = apart[known].mean(), ones[known].mean(), np.nanmax(mosts)
         return SiteGain(each, self._noisy_gain(exact.together, *means, int(known.sum())))
 
     def _noisy_gain(
-        self, exact: Gain | None, gain: float, one: float, trainings: int
+        self, exact: Gain | None, gain: float, one: float, most: float, trainings: int
     ) -> Gain | None:
         """A gain of noisy scores, with a noisy variance of its rows and that of the scores' noise.
 
-        A row's part in a sum of squares is at most twice the square of its part in a score: once
-        itself, and once by what it changes in the others' parts.
+        ``one`` is what a patient can change a score, ``most * one**2`` what it can change a sum of
+        squares.
         """
         if exact is None or not math.isfinite(exact.variance):
             return None if exact is None else exact._replace(gain=float(gain), counts=None)
-        squares = self._noisy(exact.variance + exact.gain**2 / exact.samples, 2.0 * one**2)
-        variance = max(0.0, squares - gain**2 / exact.samples)
+        found = self._noisy(squares(exact), most * one**2)
+        variance = max(0.0, found - gain**2 / exact.samples)
         variance += 2.0 * (self.rule.noise * one) ** 2 / trainings
         return of_variance(float(gain), float(variance), exact.freedom, exact.samples)
 

@@ -188,8 +188,10 @@ class Site:
             if base is not None:  # else it was kept when the message came first
                 self.keep(predictor, found.outcomes, columns[0] if has_model else math.nan)
             told["digest"] = client_digest(predictor)
-        if self.telling is not None and found.outcomes is not None:
-            columns = self.telling(columns, found.outcomes) if has_model else [math.nan] * COLUMNS
+        if self.telling is not None:
+            exact, columns = columns, [math.nan] * COLUMNS
+            if has_model and found.outcomes is not None:
+                columns = self.telling(exact, found.outcomes)
         scores = torch.tensor(columns, dtype=torch.float64)
         if not (self.discloses.models and last and asked.collect):
             # weights would say whose models it uses

@@ -225,7 +225,11 @@ def verify(path: Path) -> list[str]:
 
 def listed(path: Path) -> list[str]:
     """The files of a finished run that its manifest has to list: those of a run that are there."""
-    needed = {*LISTED, *(() if models_at_sites(files.read_json(path / CONFIG)) else (MODELS,))}
+    try:
+        at_sites = models_at_sites(files.read_json(path / CONFIG))
+    except StoreError:  # the manifest tells that it is not as it was
+        at_sites = True
+    needed = {*LISTED, *(() if at_sites else (MODELS,))}
     there = {name for name in NAMES if (path / name).is_file()}
     return sorted(needed.union(there) - {files.MANIFEST})
 

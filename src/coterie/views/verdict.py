@@ -157,7 +157,7 @@ def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
     if choice.on == "test":
         return [
             f"{name} is the best of {choice.tried} methods on test data, because there is no "
-            "validation data to choose by that was not trained on."
+            "validation score to choose by, of rows that were not trained on."
         ]
     best = next(r for r in comparison.rows if r.method == comparison.best_on_test)
     top = f"{words.number(best.mean.mean, metric)}{words.unit(metric)}"

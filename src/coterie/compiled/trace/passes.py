@@ -32,14 +32,15 @@ def simplify(graph: fx.Graph) -> dict[str, Tensor]:
 
     Returns the constants that were folded, by their names in the graph.
     """
+    writes = any(_writes(node) for node in graph.nodes)
     for node in list(graph.nodes):
         same = _unchanged(node)
+        if same is None and not writes:  # else something may be written into the zeros
+            same = _plus_zeros(node)
         if same is not None:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
-    if any(_writes(node) for node in graph.nodes):
-        return {}
-    return _fold(graph)
+    return {} if writes else _fold(graph)
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:
@@ -49,8 +50,6 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
         return None
     if node.target in _SAME:
         return before
-    if node.target is aten.add.Tensor and _is_zero(node.args[1]):  # FlatModel.tapped adds zeros
-        return before if before.meta.get("shape") == node.meta["shape"] else None
     if node.target in _SAME_SHAPE and "shape" in node.meta:
         return before if before.meta.get("shape") == node.meta["shape"] else None
     if node.target is aten.transpose.int and before.target is node.target:
@@ -60,10 +59,17 @@ def _unchanged(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _is_zero(node: Any) -> bool:
-    while isinstance(node, fx.Node) and node.target in VIEWS:
-        node = node.args[0]
-    return isinstance(node, fx.Node) and node.target in _ZEROS
+def _plus_zeros(node: fx.Node) -> fx.Node | None:
+    """The node that this one adds zeros to, as FlatModel.tapped does; None if it adds others."""
+    if node.target is not aten.add.Tensor:
+        return None
+    before, added = node.args[:2]
+    while isinstance(added, fx.Node) and added.target in VIEWS:
+        added = added.args[0]
+    zeros = isinstance(added, fx.Node) and added.target in _ZEROS
+    if not zeros or not isinstance(before, fx.Node):
+        return None
+    return before if before.meta.get("shape") == node.meta["shape"] else None
 
 
 def _fold(graph: fx.Graph) -> dict[str, Tensor]:
