@@ -42,8 +42,11 @@ SETTINGS = {
     },
     "fashion_mnist": {
         "partition.name": "practical_groups",
-        "partition.clients": 10,
-        "partition.scale": True,
+        "partition.table": [
+            {"clients": 3, "classes": [0, 1, 2], "train": 240, "test": 50},
+            {"clients": 3, "classes": [3, 4, 5], "train": 200, "test": 50},
+            {"clients": 4, "classes": [6, 7, 8, 9], "train": 160, "test": 50},
+        ],
         "model.name": "mlp",
         "train.epochs": 2,
         "train.batch": 10,

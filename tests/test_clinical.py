@@ -83,6 +83,12 @@ def test_the_calibration_slope_is_that_of_a_logistic_regression():
     assert math.isnan(formulas.slope(np.array([0.1, 0.2, 0.8]), np.array([False, False, True])))
 
 
+def test_a_probability_of_one_is_in_the_last_bin():
+    p, truth = np.repeat([0.97, 1.0], 20), np.arange(40) % 2 == 0
+    (only,) = formulas.calibration(p, truth).bins
+    assert (only.rows, only.observed) == (40, 0.5)
+
+
 @pytest.mark.parametrize("specificity", [0.5, 0.9, 0.99])
 @pytest.mark.parametrize("seed", range(4))
 def test_sensitivity_is_the_best_point_of_the_roc_curve(seed, specificity):

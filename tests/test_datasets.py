@@ -365,6 +365,13 @@ def test_npz_with_texts_as_classes_and_with_real_targets(tmp_path):
              "y_test": np.array([0, 1]), "client_train": np.array([0, 1])},
             "name them in all",
         ),
+        ({"text": np.zeros(99, np.uint8)}, "0 client_names and has 0 numbers in offset"),
+        (
+            {"text_train": np.zeros(99, np.uint8), "offset_train": np.array([0, 50, 99]),
+             "client_names": np.array(["a"])},
+            "1 client_names and has 3 numbers",
+        ),
+        ({"texture": np.zeros((3, 2))}, "x and y"),
     ],
 )  # fmt: skip
 def test_wrong_npz_files_are_refused(tmp_path, arrays, message):

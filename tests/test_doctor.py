@@ -87,6 +87,11 @@ def test_columns_that_alone_tell_the_outcome_are_asked_about(tmp_path):
     assert ["'discharge_to'" in asked[0], "'code'" in asked[1], len(asked)] == [True, True, 2]
 
 
+def test_letters_at_every_position_are_a_target_without_warnings():
+    made = federate(load("plays"), PARTITIONS["natural"]())
+    assert [*leakage_warnings(made), *data_warnings(made)] == []
+
+
 def test_an_id_is_to_be_a_unit_or_left_out(tmp_path):
     count = itertools.count()
     with pytest.warns(CoterieWarning, match=r"values in .* rows.*data.unit = 'patient_id'.*drop"):

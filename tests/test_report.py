@@ -74,6 +74,14 @@ def test_only_rounds_that_both_evaluated_are_compared():
     assert not same_run(never.run(), often)
 
 
+def test_one_other_loss_in_one_round_is_enough_to_differ():
+    local = history_of("local", np.full((3, 4), 100.0))
+    other = history_of("fedfomo", np.full((3, 4), 100.0))
+    assert same_run(other, local)
+    other.test_loss[1, 2] += 1e-3
+    assert codes(other, local=local) == []
+
+
 def test_weights_that_say_nothing_are_loud():
     test = scores("fedamp", 0, 2)
     uniform = np.full((CLIENTS, CLIENTS), 1 / CLIENTS)
@@ -104,6 +112,16 @@ def test_a_swing_with_period_two_is_loud():
     assert codes(history_of("fedavg", growing)) == ["two_cycle"]
     assert codes(history_of("term", swinging(1))) == []  # a point up and down matters to nobody
     assert codes(history_of("term", swinging(10, 7))) == []  # too short to tell
+
+
+def test_a_swing_is_looked_for_only_where_it_can_be_seen():
+    test, log = swinging(10, 40), {}
+    for gap in (2, 3):
+        log[gap] = Log("term", 0, "accuracy", roster())
+        for index in range(gap - 1, 40, gap):
+            log[gap].append(record(index, test[index]))
+    assert codes(log[2].run()) == []  # every second round shows one side
+    assert codes(log[3].run()) == ["two_cycle"]
 
 
 def test_noise_and_learning_do_not_swing():
@@ -369,6 +387,16 @@ def test_the_page_of_a_run_has_its_alarms_and_its_gain():
 def test_the_page_of_a_run_draws_at_most_sixty_lines(clients):
     text = run_page(run_of("fedavg", who=roster(clients)))
     assert text.count('class="client"') == {1: 1, 60: 60, 130: 44}[clients]
+
+
+def test_the_page_of_a_run_says_whom_a_client_learns_most_from():
+    """By the largest part of its weight on others; nobody where it gives no weight."""
+    log = Log("fedamp", 0, "accuracy", roster(3))
+    A = np.array([[0.9, 0.0, 0.1], [0.0, 1.0, 0.0], [0.3, 0.2, 0.5]])
+    log.append(record(0, np.array([50.0, 60.0, 70.0]), A))
+    text = run_page(finished(log, predictors(3), {}, {})).partition("Every client")[2]
+    cells = re.findall(r'<th scope="row">(site-\d)</th>.*?<td>([^<]*)</td><td>—</td></tr>', text)
+    assert cells == [("site-0", "site-2 (100 %)"), ("site-1", "—"), ("site-2", "site-0 (60 %)")]
 
 
 def test_a_page_draws_no_matrix_of_very_many_clients():

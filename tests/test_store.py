@@ -208,6 +208,13 @@ def test_a_run_cannot_continue_from_logs_with_gaps(tmp_path):
             RunFolder.reopen(folder.path, log_of(), 2)
 
 
+def test_a_run_cannot_continue_from_a_round_it_never_reached(tmp_path):
+    folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
+    folder.append(records()[0])
+    with pytest.raises(StoreError, match="found 1 whole rounds; expected 2"):
+        RunFolder.reopen(tmp_path, log_of(), 2)
+
+
 def test_the_torn_start_of_a_line_is_not_a_line(tmp_path):
     folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
     folder.append(records()[0])

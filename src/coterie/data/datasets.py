@@ -28,7 +28,7 @@ from .sources.npz import read_npz
 from .sources.tables import TableOptions, read_table
 from .sources.text import Cut, Targets, read_leaf, read_text
 
-# ---- datasets that need no download: digits, lines of plays, a synthetic regression ----------
+# ---- datasets that need no download: digits, lines of plays, a synthetic regression --------------
 
 Kept = Literal["all", "train", "pooled"]  # samples: all, without the test part, all as one
 _MOST = 10**8  # samples, so that they fit in memory
@@ -229,7 +229,7 @@ class Format(NamedTuple):
 
 FORMATS: dict[str, Format] = {
     "table": Format(
-        *(read_table, "CSV, TSV or parquet with a client column, or a file a client", TableOptions)
+        read_table, "CSV, TSV or parquet with a client column, or a file a client", TableOptions
     ),
     "npz": Format(read_npz, "numpy arrays x, y (or x_train, …) in a file, or npy in a folder", Cut),
     "leaf": Format(read_leaf, "LEAF's json files"),

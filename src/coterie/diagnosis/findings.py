@@ -144,7 +144,7 @@ def _used(federation: Federation) -> dict[str, dict[str, tuple[str, ...]]]:
         }
         for column, levels in categories(data).items()
     }
-    if data.class_names:
+    if data.columns or max(map(len, data.class_names), default=0) > 1:  # "A" and "a" are letters
         y = data.y.numpy()
         found["the target"] = {name: users(y == c) for c, name in enumerate(data.class_names)}
     return found
@@ -355,6 +355,8 @@ def telling_columns(federation: Federation) -> dict[str, float]:
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
     data, found, first = original(federation), dict[str, float](), 0
+    if not data.columns:
+        return found
     rows = np.concatenate(rows_of(federation))
     rows = rows[:: max(1, len(rows) // MOST_TRIED)]
     x, y = data.x[rows].numpy(), data.y[rows].numpy()
@@ -363,7 +365,7 @@ def telling_columns(federation: Federation) -> dict[str, float]:
         kind, judge = DecisionTreeClassifier(**TREE), balanced_accuracy_score
         often = np.bincount(y)[y] >= FEWEST_TRIED
         x, y = x[often], y[often]
-    if not data.columns or len(np.unique(y)) < 2 or len(y) < 2 * FEWEST_TRIED:
+    if len(np.unique(y)) < 2 or len(y) < 2 * FEWEST_TRIED:
         return found
     for column in data.columns:
         block = x[:, first : (first := first + len(column.titles))]
@@ -479,8 +481,7 @@ def repeated_warnings(federation: Federation, repeated: Duplicates) -> list[str]
     if units := shared_units(federation):
         found.append(
             f"{len(units)} units are named at more than one client and taken for different ones "
-            f"there: {few(units)}; if they are the same, one client may train on what tests "
-            "another"
+            f"there: {few(units)}; if they are the same, a client may train on another's test data"
         )
     return found
 

@@ -36,8 +36,8 @@ def read_npz(path: Path, *, name: str = "", **options: Any) -> Dataset:
     except (ValueError, OSError) as error:
         raise DataError(f"{path}: not an npz file of plain arrays ({error})") from error
     name = name or path.stem
-    if any(key.startswith("text") for key in arrays):
-        return windows(name, _passages(arrays), Cut(**options))
+    if any(f"text{suffix}" in arrays for suffix, _ in _PARTS):
+        return windows(name, _passages(path, arrays), Cut(**options))
     pieces = [piece for suffix, part in _PARTS if (piece := _piece(arrays, suffix, part))]
     if not pieces:
         raise DataError(
@@ -127,14 +127,20 @@ def _owner_names(path: Path, arrays: cache.Arrays, pieces: list[Piece]) -> tuple
     return tuple(str(name) for name in names)
 
 
-def _passages(arrays: cache.Arrays) -> list[Passage]:
+def _passages(path: Path, arrays: cache.Arrays) -> list[Passage]:
     """The texts of all clients."""
-    names = [str(name) for name in arrays["client_names"]]
+    names = [str(name) for name in arrays.get("client_names", ())]
     found = []
     for suffix, part in _PARTS:
         if f"text{suffix}" in arrays:
             text = arrays[f"text{suffix}"].tobytes().decode("latin-1")
-            cuts = arrays[f"offset{suffix}"].tolist()
+            cuts = arrays.get(f"offset{suffix}", np.zeros(0)).tolist()
+            if len(cuts) != len(names) + 1:
+                raise DataError(
+                    f"{path}: text{suffix} is of {len(names)} client_names and has {len(cuts)} "
+                    f"numbers in offset{suffix}; expected one more than names: where each begins, "
+                    "and the end"
+                )
             for name, start, end in zip(names, cuts[:-1], cuts[1:], strict=True):
                 found.append(Passage(name, text[start:end], part))
     return found
