@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.data.arrays import AUTO_SCALE
+from coterie.data.partition import PARTITIONS
 from coterie.errors import ConfigError, CoterieError
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import canonical, config_hash, load, merge
@@ -131,6 +132,11 @@ def test_the_built_in_default_is_the_demo():
     assert config.partition.name == "concept_shift"
     assert [method.label for method in config.methods()] == list(METHODS)
     assert load(None, {"data.name": "sine"}).partition.name == "auto"  # not the digits' partition
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_another_partition_of_the_demo_does_not_get_the_demos_options(name):
+    assert load(None, {"partition.name": name}).partition.name == name
 
 
 def test_overrides_win_over_the_file(tmp_path):

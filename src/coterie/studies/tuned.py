@@ -67,6 +67,8 @@ class Range(NamedTuple):
 
     def drawn(self, luck: random.Random) -> float:
         """A number at random, uniform or uniform in its logarithm."""
+        if self.values is not None and not self.log:
+            return luck.choice(self.values)
         if self.log:
             found = math.exp(luck.uniform(math.log(self.low), math.log(self.high)))
         else:

@@ -83,8 +83,11 @@ def tables_of(source: str | Path | Mapping[str, Any] | None, changes: Mapping[st
         return _heart()
     if source is not None:
         return _anchored(read(Path(source)), Path(source).resolve().parent)
-    # the built-in partition does not fit other data
-    return {} if changes.keys() & {"data.name", "run.federation"} else DEMO
+    if changes.keys() & {"data.name", "run.federation"}:
+        return {}  # the built-in partition does not fit other data
+    # nor do its options fit another partition
+    other = changes.get("partition.name", DEMO["partition"]["name"]) != DEMO["partition"]["name"]
+    return {name: table for name, table in DEMO.items() if not (other and name == "partition")}
 
 
 def _heart() -> Table:
