@@ -20,7 +20,7 @@ Notes:
     P5's Algorithm 1 returns w_i and u_i; ``predict_with`` chooses (P5-1). Local training starts at
     u_i (P5-2). Clients start at a common point, and the first exchange follows the first local
     training (P5-3). In a round, u_i is formed over those participants that have uploaded before; a
-    client in its first round gets its own start. The u_i of a prediction is formed over all that
+    client in its first round gets that start. The u_i of a prediction is formed over all that
     have uploaded (P5-15).
     Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5 (P5-6).
     A(s) = 1 − exp(−s/σ); the paper also names scad and mcp, without their constants.
